@@ -1,0 +1,1 @@
+"""The `verl` command: one file per group of commands, each thin: parse, call, print."""

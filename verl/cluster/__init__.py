@@ -1,0 +1,1 @@
+"""Placement: which role runs where, and how calls and data reach it."""

@@ -1,0 +1,1 @@
+"""Training and scoring of one model: micro-batches, packing, log-probs, optimiser."""

@@ -1,0 +1,1 @@
+"""Models, tokenizers, chat templates and adapters: everything that touches pretrained weights."""

@@ -1,0 +1,91 @@
+"""Which weights of a model are trained: all of them, the top blocks, or low-rank adapters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from verl.config.schema import TrainedModel
+from verl.errors import MissingDependencyError, ModelError
+from verl.models.loading import trunk_of
+
+
+def prepare_for_training(model: nn.Module, section: TrainedModel, role: str) -> nn.Module:
+    """Freeze what is not trained and add adapters; returns the model to use from here on."""
+    if section.lora is not None:
+        model = _with_lora(model, section, role)
+    elif section.train_layers is not None:
+        train_top_blocks(model, section.train_layers, role)
+    if section.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # transformers recomputes only in training mode; dropout is 0 everywhere
+    return model
+
+
+def _with_lora(model: nn.Module, section: TrainedModel, role: str) -> nn.Module:
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"model.{role}.lora needs the package peft: pip install peft"
+        ) from error
+    lora = section.lora
+    assert lora is not None
+    value_model = hasattr(model, "score")
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=lora.target_modules,
+        task_type="SEQ_CLS" if value_model else "CAUSAL_LM",
+        modules_to_save=["score"] if value_model else None,
+    )
+    return peft.get_peft_model(model, config)
+
+
+def transformer_blocks(model: nn.Module) -> nn.ModuleList:
+    """The list of transformer blocks of a trunk, whatever it is called there."""
+    trunk = trunk_of(model)
+    count = trunk.config.get_text_config().num_hidden_layers
+    for _, module in trunk.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ModelError(f"{type(trunk).__name__}: cannot find its {count} transformer blocks")
+
+
+def train_top_blocks(model: nn.Module, count: int, role: str) -> None:
+    """Freeze everything but the last `count` blocks, the final norm and the value head."""
+    blocks = transformer_blocks(model)
+    if count > len(blocks):
+        raise ModelError(f"model.{role}.train_layers is {count}, but there are {len(blocks)} blocks")
+    block_ids = {id(p) for block in blocks for p in block.parameters()}
+    top = {id(p) for block in list(blocks)[-count:] for p in block.parameters()}
+    embedding = {id(p) for p in model.get_input_embeddings().parameters()}
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    embedding |= {id(p) for p in output.parameters()} if output is not None else set()
+    positions = {
+        id(p)
+        for name, module in trunk_of(model).named_modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters()
+    }
+    for parameter in model.parameters():
+        key = id(parameter)
+        frozen = key in embedding or key in positions or (key in block_ids and key not in top)
+        parameter.requires_grad_(not frozen)
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """A frozen twin for the reference policy that shares the tensors which are never trained.
+
+    Trained tensors are copied, so updates of the policy leave the twin bitwise unchanged.
+    """
+    shared: dict[int, Any] = {
+        id(tensor): tensor
+        for tensor in [*model.parameters(), *model.buffers()]
+        if not tensor.requires_grad
+    }
+    twin = copy.deepcopy(model, memo=shared)
+    return twin.requires_grad_(False)

@@ -1,0 +1,162 @@
+"""Drawing tokens from logits: pure functions of tensors, exact at the edges.
+
+In: next-token logits (B, V) and one uniform number per row. Out: token ids (B,) and their
+log-probabilities. B samples, V vocabulary (of the model, which may be padded beyond the
+tokenizer's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verl.rollout.base import SamplingParams
+
+# Width of the blocks in which the inverse CDF looks for a token. Summing blocks first needs
+# one pass over the vocabulary and float64 cumulative sums of only V / 256 + 256 numbers.
+_BLOCK = 256
+
+
+class UnusableLogits(ValueError):
+    """The logits of one row allow no token; `row` is its place in the batch."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+def uniforms(seed: int, n: int) -> np.ndarray:
+    """Return draws 0..n-1 of the uniform stream of `seed`, float64 (n,) in [0, 1).
+
+    The stream is Philox (Salmon et al. 2011) keyed by the seed, so draw t does not depend on n.
+
+    Raises:
+        ValueError: the seed is negative.
+    """
+    if seed < 0:
+        raise ValueError(f"seed must be >= 0, got {seed}")
+    return np.random.Generator(np.random.Philox(key=seed)).random(n)
+
+
+def sampling_logits(logits_BV: Tensor, temperature: float, vocab_size: int) -> Tensor:
+    """Return float32 logits of the full distribution after temperature, (B, V).
+
+    Ids >= `vocab_size` are rows that pad the embedding beyond the tokenizer: they get -inf, so
+    they can neither be drawn nor take probability. At temperature 0 (greedy) the logits are
+    left untempered: that is the distribution whose log-probabilities are reported.
+
+    Raises:
+        ValueError: the temperature is negative, or `vocab_size` exceeds V.
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature must be >= 0, got {temperature}")
+    width = logits_BV.shape[-1]
+    if not 0 < vocab_size <= width:
+        raise ValueError(f"vocab_size must be in 1..{width} (the logits' width), got {vocab_size}")
+    scaled = logits_BV.float()
+    if temperature not in (0, 1):
+        scaled = scaled / temperature
+    if vocab_size < width:
+        padding = torch.arange(width, device=scaled.device) >= vocab_size
+        scaled = scaled.masked_fill(padding, -torch.inf)
+    return scaled
+
+
+def filter_top_k_top_p(logits_BV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Set all but the most likely tokens to -inf: top-k first, then top-p of what is left.
+
+    Top-k keeps tokens equal to the k-th. Top-p keeps the smallest set of most likely tokens whose
+    probability (renormalised after top-k) is at least `top_p` (Holtzman et al. 2020), so at least
+    one; among equal tokens the smaller id goes first.
+    """
+    if 0 < top_k < logits_BV.shape[-1]:
+        kth = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < kth, -torch.inf)
+    if top_p < 1:
+        ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.softmax(dim=-1, dtype=torch.float64)
+        # A token stays when the ones before it do not reach top_p yet.
+        drop = probs.cumsum(dim=-1) - probs >= top_p
+        logits_BV = logits_BV.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+    return logits_BV
+
+
+def sample_inverse_cdf(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Return ids (B,) int64: the first id whose cumulative probability exceeds u times the total.
+
+    Args:
+        probs_BV: non-negative weights (B, V); they need not sum to one.
+        uniforms_B: float64 (B,) in [0, 1).
+
+    An id of zero weight is never returned, at u = 0 and at the largest u below 1 neither.
+
+    Raises:
+        UnusableLogits: a row has no positive finite total.
+    """
+    batch, width = probs_BV.shape
+    padded = torch.nn.functional.pad(probs_BV, (0, -width % _BLOCK))
+    blocks = padded.view(batch, -1, _BLOCK)
+    block_cdf = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    total = block_cdf[:, -1]
+    if not bool(((total > 0) & total.isfinite()).all()):
+        row = int((~((total > 0) & total.isfinite())).nonzero()[0])
+        raise UnusableLogits(row, f"row {row}: probabilities sum to {float(total[row])}")
+    target = uniforms_B.to(total) * total
+    block, rows = _first_above(block_cdf, target), torch.arange(batch, device=total.device)
+    below = torch.where(block > 0, block_cdf[rows, (block - 1).clamp(min=0)], 0.0)
+    inside_cdf = blocks[rows, block].double().cumsum(dim=-1)
+    return block * _BLOCK + _first_above(inside_cdf, target - below)
+
+
+def _first_above(cdf_BN: Tensor, target_B: Tensor) -> Tensor:
+    """Return the first index where the cumulative sum exceeds the target, and has grown.
+
+    Rounding can put the target at or above the last sum; the last index at which the sum still
+    grew is then the answer, so an entry of zero weight is never chosen.
+    """
+    last = torch.searchsorted(cdf_BN, cdf_BN[:, -1:].contiguous()).squeeze(-1)
+    index = torch.searchsorted(cdf_BN, target_B[:, None].clamp(min=0), right=True).squeeze(-1)
+    return torch.minimum(index, last)
+
+
+def draw(
+    logits_BV: Tensor,
+    params: SamplingParams,
+    uniforms_B: Tensor,
+    vocab_size: int,
+    banned_ids: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    Args:
+        logits_BV: raw next-token logits (B, V), any float dtype.
+        uniforms_B: float64 (B,), one draw per row; unused at temperature 0.
+        banned_ids: ids that must not be drawn now (stop ids before `min_tokens`).
+
+    Returns:
+        ids (B,) int64 and log-probs (B,) float32. The log-probs are those of the full
+        distribution after temperature: banned ids, top-k and top-p change what is drawn,
+        never the log-prob, so that training re-scores the same number from ids alone.
+
+    Raises:
+        UnusableLogits: a row holds NaN or infinity, or every one of its ids is banned.
+    """
+    full = sampling_logits(logits_BV, params.temperature, vocab_size)
+    log_normaliser = full.logsumexp(dim=-1)
+    if not bool(log_normaliser.isfinite().all()):
+        row = int((~log_normaliser.isfinite()).nonzero()[0])
+        raise UnusableLogits(row, f"row {row}: the logits hold NaN or infinity")
+    allowed = full
+    if banned_ids:
+        columns = torch.tensor(list(banned_ids), device=full.device)
+        allowed = full.index_fill(-1, columns, -torch.inf)
+    if params.temperature == 0:
+        ids = allowed.argmax(dim=-1)
+    else:
+        allowed = filter_top_k_top_p(allowed, params.top_k, params.top_p)
+        ids = sample_inverse_cdf(allowed.softmax(dim=-1), uniforms_B)
+    chosen = full.gather(-1, ids[:, None]).squeeze(-1)
+    return ids, chosen - log_normaliser

@@ -1,0 +1,1 @@
+"""Trainers: SFT, reward model, PPO, and the loop that they share."""

@@ -1,0 +1,1 @@
+"""The four roles of PPO: an engine (and a sampler or a reward source) behind registered methods."""
