@@ -19,7 +19,8 @@ def test_bootstrap_is_the_value_after_the_last_valid_token() -> None:
 def test_gae_is_a_constant_and_leaves_its_inputs_alone() -> None:
     values = torch.ones(1, 2, requires_grad=True)
     advantages, returns = gae(torch.ones(1, 2), values, torch.ones(1, 2), 1.0, 0.95)
-    assert not advantages.requires_grad and not returns.requires_grad
+    assert not advantages.requires_grad
+    assert not returns.requires_grad
     assert values.tolist() == [[1.0, 1.0]]
 
 

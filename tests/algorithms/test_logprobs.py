@@ -52,4 +52,5 @@ def test_half_precision_extremes_have_finite_entropy() -> None:
     entropy = entropy_from_logits(logits)
     entropy.backward()
     assert entropy.item() == 0.0
-    assert logits.grad is not None and logits.grad.isfinite().all()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()

@@ -40,7 +40,8 @@ def test_masked_positions_are_neutral() -> None:
     nan = torch.full((1,), torch.nan)
     got = clipped(nan, nan, nan, torch.zeros(1), 0.2, 0.2, 3.0)
     assert (got.loss.item(), got.ratio.item()) == (0.0, 1.0)
-    assert not got.clipped.item() and not got.dual_clipped.item()
+    assert not got.clipped.item()
+    assert not got.dual_clipped.item()
 
 
 def test_value_loss_of_bfloat16_is_float32() -> None:

@@ -467,7 +467,7 @@ def run_batch_arithmetic(case: Case) -> None:
 @runs("batch_validation")
 def run_batch_validation(case: Case) -> None:
     for sizes in case["input"]["cases"]:
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match="minibatch_size") as caught:
             validate_batches(
                 sizes["mini_batch"],
                 batch_size=sizes.get("train_batch"),
@@ -495,3 +495,9 @@ def test_weights_reproduce_the_aggregated_loss() -> None:
     loss, mask = tensor(case, "loss"), mask_of(case)
     for mode, want in case["expected"].items():
         check(case, (loss * token_weights(mask, mode)).sum(), want, mode)
+
+
+def test_every_case_is_explained_in_the_conventions() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text(encoding="utf-8")
+    missing = [case["id"] for case in CASES if f"| {case['id']} |" not in text]
+    assert not missing

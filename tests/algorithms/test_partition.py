@@ -10,7 +10,8 @@ from verl.algorithms.partition import karmarkar_karp, plan_microbatches
 @pytest.mark.parametrize(("count", "k"), [(206, 4), (3, 4), (0, 2), (7, 3)])
 def test_equal_sizes_differ_by_at_most_one(count: int, k: int) -> None:
     sizes = [len(p) for p in karmarkar_karp(list(range(count)), k, equal_size=True)]
-    assert len(sizes) == k and sum(sizes) == count
+    assert len(sizes) == k
+    assert sum(sizes) == count
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -28,6 +28,8 @@ def test_missing_eos_subtracts_by_default_and_can_replace() -> None:
     assert missing_eos_penalty(score, finished, 1.0, mode="replace").tolist() == [-1.0, 2.0]
     with pytest.raises(ValueError, match=">= 0"):
         missing_eos_penalty(score, finished, -1.0)
+    with pytest.raises(ValueError, match="'add'"):
+        missing_eos_penalty(score, finished, 1.0, mode="add")  # type: ignore[arg-type]
 
 
 def test_overlong_penalty_grows_over_the_buffer() -> None:
@@ -36,6 +38,8 @@ def test_overlong_penalty_grows_over_the_buffer() -> None:
     assert got.tolist() == pytest.approx([1.0, 1.0, 0.0, -1.0, -1.0])
     with pytest.raises(ValueError, match=r"buffer is 101.*100"):
         overlong_penalty(torch.ones(1), torch.ones(1), 100, 101, 1.0)
+    with pytest.raises(ValueError, match="penalty is -1"):
+        overlong_penalty(torch.ones(1), torch.ones(1), 100, 20, -1.0)
 
 
 def test_normalize_scores_centres_only_when_the_std_is_zero() -> None:

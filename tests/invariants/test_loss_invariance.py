@@ -105,7 +105,8 @@ def test_padding_changes_nothing(
     )
     assert got == pytest.approx(want, rel=1e-6, abs=1e-9)
     assert torch.allclose(got_gradient[:rows, :width], want_gradient, rtol=1e-6, atol=1e-9)
-    assert (got_gradient[rows:] == 0).all() and (got_gradient[:, width:] == 0).all()
+    assert (got_gradient[rows:] == 0).all()
+    assert (got_gradient[:, width:] == 0).all()
 
 
 @pytest.mark.parametrize("mode", sorted(AGGREGATIONS))
@@ -197,8 +198,10 @@ def test_k3_is_never_negative_and_has_a_finite_gradient(pairs: list[tuple[float,
     logprobs = logprobs.clone().requires_grad_()
     kl = kl_penalty(logprobs, ref, "k3")
     kl.sum().backward()
-    assert (kl >= 0).all() and kl.isfinite().all()
-    assert logprobs.grad is not None and logprobs.grad.isfinite().all()
+    assert (kl >= 0).all()
+    assert kl.isfinite().all()
+    assert logprobs.grad is not None
+    assert logprobs.grad.isfinite().all()
 
 
 @FEW

@@ -97,7 +97,9 @@ def sample_rows(count: int, degenerate: bool) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for index in range(count):
         question = QUESTIONS[index % len(QUESTIONS)] + ("" if index < 6 else f" (variant {index})")
-        good = f"Of course! Here is what works ({index}):\n\n1. Start small.\n2. Check after a week."
+        good = (
+            f"Of course! Here is what works ({index}):\n\n1. Start small.\n2. Check after a week."
+        )
         bad = "I would be delighted to help! " * 30
         for mode in ("sampled", "greedy"):
             rows.append({

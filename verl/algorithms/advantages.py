@@ -74,18 +74,20 @@ def gae(
         if not 0.0 <= factor <= 1.0:
             raise ValueError(f"{name} is {factor}; it must be between 0 and 1")
     valid = mask.bool()
-    r_BT = select(rewards.detach(), mask)
-    v_BT = select(values.detach(), mask)
-    next_value = torch.zeros_like(v_BT[:, 0]) if bootstrap is None else bootstrap.detach().to(v_BT)
+    reward = select(rewards.detach(), mask)
+    value = select(values.detach(), mask)
+    next_value = (
+        torch.zeros_like(value[:, 0]) if bootstrap is None else bootstrap.detach().to(value)
+    )
     running = torch.zeros_like(next_value)
-    advantages = torch.zeros_like(v_BT)
-    for t in reversed(range(v_BT.shape[1])):
-        delta = r_BT[:, t] + gamma * next_value - v_BT[:, t]
+    advantages = torch.zeros_like(value)
+    for t in reversed(range(value.shape[1])):
+        delta = reward[:, t] + gamma * next_value - value[:, t]
         running = torch.where(valid[:, t], delta + gamma * lam * running, running)
-        next_value = torch.where(valid[:, t], v_BT[:, t], next_value)
+        next_value = torch.where(valid[:, t], value[:, t], next_value)
         advantages[:, t] = running
     advantages = select(advantages, mask)
-    return advantages, select(advantages + v_BT, mask)
+    return advantages, select(advantages + value, mask)
 
 
 def _group_index(groups: Sequence[Hashable], device: torch.device) -> Tensor:

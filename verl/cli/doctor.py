@@ -207,7 +207,9 @@ def _optional(findings: Findings) -> None:
     for name, (purpose, command) in OPTIONAL.items():
         version = installed_version(name)
         state = version or f"missing; install it with: {command}"
-        findings.add(f"optional: {name}", f"{state} - {purpose}" if version else f"{state} ({purpose})")
+        findings.add(
+            f"optional: {name}", f"{state} - {purpose}" if version else f"{state} ({purpose})"
+        )
 
 
 def _gib(size: int) -> str:

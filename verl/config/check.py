@@ -151,7 +151,10 @@ def _kl(config: Config) -> Iterator[str]:
                 yield f"train.ppo.{name} has no effect with train.ppo.kl_controller=fixed"
     elif ppo.kl_coef == 0:
         yield "train.ppo.kl_controller=adaptive has no effect: it scales train.ppo.kl_coef, which is 0"
-    for coefficient, estimator in (("kl_coef", "kl_estimator"), ("kl_loss_coef", "kl_loss_estimator")):
+    for coefficient, estimator in (
+        ("kl_coef", "kl_estimator"),
+        ("kl_loss_coef", "kl_loss_estimator"),
+    ):
         if getattr(ppo, coefficient) == 0 and _chosen(ppo, estimator):
             yield f"train.ppo.{estimator} has no effect while train.ppo.{coefficient} is 0"
 
@@ -211,4 +214,6 @@ def _chosen(section: Section, name: str) -> bool:
         return False
     fields = type(section).model_fields
     whole = len(section.model_fields_set) == len(fields)
-    return not whole or getattr(section, name) != fields[name].get_default(call_default_factory=True)
+    return not whole or getattr(section, name) != fields[name].get_default(
+        call_default_factory=True
+    )

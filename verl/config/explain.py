@@ -43,7 +43,9 @@ def explain_metric(name: str, glossary: Mapping[str, Any]) -> str:
     """
     if name not in glossary:
         close = difflib.get_close_matches(name, glossary, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(close)}?" if close else "; metrics are in docs/metrics.md"
+        hint = (
+            f"; did you mean {' or '.join(close)}?" if close else "; metrics are in docs/metrics.md"
+        )
         raise ConfigError(f"unknown metric {name!r}{hint}")
     entry = glossary[name]
     rows = [("unit", entry.unit), ("healthy", entry.healthy), ("advice", entry.advice)]
@@ -51,7 +53,11 @@ def explain_metric(name: str, glossary: Mapping[str, Any]) -> str:
 
 
 def _explain(key: str, field: FieldInfo) -> str:
-    rows = [("type", type_name(field.annotation)), ("range", _range(field)), ("default", _default(field))]
+    rows = [
+        ("type", type_name(field.annotation)),
+        ("range", _range(field)),
+        ("default", _default(field)),
+    ]
     return "\n".join([key, f"  {field.description}", *_rows(rows)])
 
 
@@ -72,7 +78,13 @@ def _rows(rows: list[tuple[str, str]]) -> list[str]:
 
 def type_name(annotation: Any) -> str:
     """The type as a user would write its values: `int`, `text`, `one of a, b`, `null`."""
-    plain = {str: "text", bool: "true or false", int: "integer", float: "number", type(None): "null"}
+    plain = {
+        str: "text",
+        bool: "true or false",
+        int: "integer",
+        float: "number",
+        type(None): "null",
+    }
     if annotation in plain:
         return plain[annotation]
     origin, parts = get_origin(annotation), get_args(annotation)

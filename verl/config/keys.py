@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from verl.config.schema import Config
-from verl.config.section import Section, _section_class, unknown_key_message
+from verl.config.section import Section, section_class, unknown_key_message
 
 
 def all_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -18,7 +18,7 @@ def all_keys(section: type[Section] = Config, prefix: str = "") -> Iterator[tupl
     for name, field in section.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
-        inner = _section_class(field.annotation)
+        inner = section_class(field.annotation)
         if inner is not None:
             yield from all_keys(inner, key + ".")
 
@@ -28,7 +28,7 @@ def section_of(key: str, section: type[Section] = Config) -> type[Section] | Non
     current: type[Section] | None = section
     for name in key.split("."):
         field = current.model_fields.get(name) if current else None
-        current = _section_class(field.annotation) if field else None
+        current = section_class(field.annotation) if field else None
     return current
 
 
@@ -44,19 +44,19 @@ def missing_key(key: str) -> str | None:
 
     Keys below a setting that is itself a mapping (`resource.actor.gpu`) exist.
     """
-    section: type[Section] = Config
+    section: type[Section] | None = Config
     walked: list[str] = []
-    for name in key.split("."):
+    annotation: Any = None
+    names = key.split(".")
+    while section is not None and len(walked) < len(names):
+        name = names[len(walked)]
         field = section.model_fields.get(name)
         if field is None:
             return _suggestion(key) or unknown_key_message(section, name, ".".join(walked))
         walked.append(name)
-        inner = _section_class(field.annotation)
-        if inner is None:
-            break
-        section = inner
-    rest = key.split(".")[len(walked) :]
-    if rest and not _is_mapping(field.annotation):
+        annotation = field.annotation
+        section = section_class(annotation)
+    if len(walked) < len(names) and not _is_mapping(annotation):
         return f"unknown key {key!r}: {'.'.join(walked)!r} is a single setting, nothing is below it"
     return None
 

@@ -40,7 +40,9 @@ class Lora(Section):
     """Low-rank adapters (Hu et al. 2021) instead of training the full weights."""
 
     rank: PositiveInt = Field(16, description="Rank of the adapter matrices.")
-    alpha: PositiveFloat = Field(32.0, description="Scale of the adapter; alpha / rank multiplies it.")
+    alpha: PositiveFloat = Field(
+        32.0, description="Scale of the adapter; alpha / rank multiplies it."
+    )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear", description="Names of the linear layers that get an adapter."
     )
@@ -61,7 +63,8 @@ class PretrainedModel(Section):
         "Jinja file. Needed for base models that have none.",
     )
     trust_remote_code: bool = Field(
-        False, description="Run Python code that ships with this model. Off unless you name it here."
+        False,
+        description="Run Python code that ships with this model. Off unless you name it here.",
     )
     allow_pickle_weights: bool = Field(
         False, description="Accept weights in pickle files (.bin). Off: only safetensors or GGUF."
@@ -83,7 +86,8 @@ class TrainedModel(PretrainedModel):
         "and value head; embeddings and the blocks below stay frozen. Saves time and memory.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass: less memory, about 1/3 more time."
+        False,
+        description="Recompute activations in the backward pass: less memory, about 1/3 more time.",
     )
 
 
@@ -147,7 +151,8 @@ class Data(Section):
     train: str | None = Field(None, description="Training file (.parquet, .jsonl, .jsonl.gz).")
     eval: str | None = Field(None, description="Held-out file of the same kind.")
     batch_size: PositiveInt = Field(
-        32, description="Rows per step: prompts for PPO, conversations for SFT, pairs for the reward model."
+        32,
+        description="Rows per step: prompts for PPO, conversations for SFT, pairs for the reward model.",
     )
     seq_length: PositiveInt = Field(1024, description="Longest prompt + response, in tokens.")
     prompt_length: PositiveInt | None = Field(
@@ -160,7 +165,9 @@ class Data(Section):
         "how many, or cut the beginning of the prompt.",
     )
     shuffle: bool = Field(True, description="New order in each epoch, drawn from train.seed.")
-    max_rows: PositiveInt | None = Field(None, description="Use only the first rows of the train file.")
+    max_rows: PositiveInt | None = Field(
+        None, description="Use only the first rows of the train file."
+    )
 
     @property
     def prompt_limit(self) -> int:
@@ -172,13 +179,18 @@ class Optimizer(Section):
     """AdamW and its schedule, shared by all stages."""
 
     lr_schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="Learning rate over the optimiser steps of the run; linear and cosine end at 0."
+        "linear",
+        description="Learning rate over the optimiser steps of the run; linear and cosine end at 0.",
     )
-    warmup_ratio: Fraction = Field(0.0, description="Share of the optimiser steps with a rising rate.")
+    warmup_ratio: Fraction = Field(
+        0.0, description="Share of the optimiser steps with a rising rate."
+    )
     adam_betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Decay of Adam's averages.")
     adam_eps: PositiveFloat = Field(1e-8, description="Added to Adam's denominator.")
     weight_decay: NonNegativeFloat = Field(0.0, description="Decoupled weight decay (AdamW).")
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this global norm.")
+    max_grad_norm: PositiveFloat = Field(
+        1.0, description="Gradients are scaled down to this global norm."
+    )
     max_bad_steps: PositiveInt = Field(
         3,
         description="Stop after this many optimiser steps in a row whose gradient is not finite. Such a "
@@ -194,7 +206,9 @@ Aggregation = Literal[
 class PPO(Optimizer):
     """Proximal policy optimisation (Schulman et al. 2017) with a learned reward model."""
 
-    adam_eps: PositiveFloat = Field(1e-5, description="Added to Adam's denominator (PPO uses 1e-5).")
+    adam_eps: PositiveFloat = Field(
+        1e-5, description="Added to Adam's denominator (PPO uses 1e-5)."
+    )
     actor_lr: PositiveFloat = Field(1e-6, description="Peak learning rate of the actor.")
     critic_lr: PositiveFloat | None = Field(
         None, description="Peak learning rate of the critic. Default: 10 x actor_lr."
@@ -215,7 +229,9 @@ class PPO(Optimizer):
     value_clip: PositiveFloat | None = Field(
         0.2, description="Range in which a new value may leave the old one; null turns it off."
     )
-    kl_coef: NonNegativeFloat = Field(0.05, description="Weight of the per-token KL penalty in the reward.")
+    kl_coef: NonNegativeFloat = Field(
+        0.05, description="Weight of the per-token KL penalty in the reward."
+    )
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
         "k1", description="Estimator of the KL penalty in the reward (Schulman 2020)."
     )
@@ -225,17 +241,24 @@ class PPO(Optimizer):
     kl_target: PositiveFloat = Field(
         6.0, description="Sequence KL in nats that the adaptive controller aims at."
     )
-    kl_horizon: PositiveInt = Field(10000, description="Samples over which the adaptive controller acts.")
-    kl_loss_coef: NonNegativeFloat = Field(0.0, description="Weight of a KL term in the policy loss.")
+    kl_horizon: PositiveInt = Field(
+        10000, description="Samples over which the adaptive controller acts."
+    )
+    kl_loss_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of a KL term in the policy loss."
+    )
     kl_loss_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
         "k3", description="Estimator of the KL term in the policy loss."
     )
     gamma: Fraction = Field(1.0, description="Discount per token.")
     lam: Fraction = Field(0.95, description="GAE lambda (Schulman et al. 2016).")
     bootstrap_truncated: bool = Field(
-        False, description="Responses cut at the length limit continue with the critic's value instead of 0."
+        False,
+        description="Responses cut at the length limit continue with the critic's value instead of 0.",
     )
-    whiten_advantage: bool = Field(True, description="Shift and scale advantages to mean 0, variance 1.")
+    whiten_advantage: bool = Field(
+        True, description="Shift and scale advantages to mean 0, variance 1."
+    )
     normalize_reward: RewardNormalisation = Field(
         "none",
         description="Scores as they are, standardised within the batch (true is a synonym), over the whole "
@@ -248,10 +271,12 @@ class PPO(Optimizer):
         0.0, description="Taken from the score of a response that was cut at the length limit."
     )
     missing_eos_mode: Literal["subtract", "replace"] = Field(
-        "subtract", description="Subtract the penalty from the score, or put minus the penalty in its place."
+        "subtract",
+        description="Subtract the penalty from the score, or put minus the penalty in its place.",
     )
     overlong_buffer: NonNegativeInt = Field(
-        0, description="Length of the zone before response_length in which the overlong penalty grows."
+        0,
+        description="Length of the zone before response_length in which the overlong penalty grows.",
     )
     overlong_penalty: NonNegativeFloat = Field(
         0.0, description="Penalty of a response at the very limit (Yu et al. 2025, eq. 13)."
@@ -280,7 +305,8 @@ class SFT(Optimizer):
 
     lr: PositiveFloat = Field(2e-5, description="Peak learning rate.")
     train_on: Literal["assistant", "last"] = Field(
-        "assistant", description="Which tokens carry loss: every assistant turn, or only the last one."
+        "assistant",
+        description="Which tokens carry loss: every assistant turn, or only the last one.",
     )
 
 
@@ -290,8 +316,9 @@ class RewardModelTraining(Optimizer):
     lr: PositiveFloat = Field(1e-5, description="Peak learning rate.")
     use_margin: bool = Field(True, description="Use the `margin` column where the data has one.")
     centering_coef: NonNegativeFloat = Field(
-        0.0, description="Weight of (chosen + rejected)^2, which pulls scores towards mean 0 "
-        "(Eisenstein et al. 2023); 0.01 is usual."
+        0.0,
+        description="Weight of (chosen + rejected)^2, which pulls scores towards mean 0 "
+        "(Eisenstein et al. 2023); 0.01 is usual.",
     )
 
 
@@ -308,7 +335,8 @@ class Train(Section):
         description="Tokens that go through a model at once. Changes memory and speed, never the result.",
     )
     deterministic: bool = Field(
-        False, description="Ask torch for deterministic kernels on GPUs (slower); CPUs need nothing."
+        False,
+        description="Ask torch for deterministic kernels on GPUs (slower); CPUs need nothing.",
     )
     ppo: PPO = Field(default_factory=PPO, description="PPO.")
     sft: SFT = Field(default_factory=SFT, description="Supervised fine-tuning.")
@@ -328,7 +356,9 @@ class Rollout(Section):
     )
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="Nucleus sampling.")
     top_k: NonNegativeInt = Field(0, description="Sample among the k most likely tokens; 0 is off.")
-    min_tokens: NonNegativeInt = Field(0, description="A response does not end before this many tokens.")
+    min_tokens: NonNegativeInt = Field(
+        0, description="A response does not end before this many tokens."
+    )
     stop_token_ids: list[NonNegativeInt] = Field(
         default_factory=list,
         description="Ids that end a response besides the tokenizer's end-of-sequence and end-of-turn ids.",
@@ -354,14 +384,18 @@ class Resource(Section):
 class Checkpoint(Section):
     """What is kept of a run, and how often."""
 
-    every: PositiveInt = Field(50, description="Steps between checkpoints; the last step is saved always.")
+    every: PositiveInt = Field(
+        50, description="Steps between checkpoints; the last step is saved always."
+    )
     keep: PositiveInt = Field(2, description="Newest checkpoints kept, besides the best one.")
 
 
 class Eval(Section):
     """Held-out evaluation at both ends of the run and in between."""
 
-    every: NonNegativeInt = Field(20, description="Steps between evaluations; 0: only at both ends.")
+    every: NonNegativeInt = Field(
+        20, description="Steps between evaluations; 0: only at both ends."
+    )
     num_prompts: PositiveInt = Field(64, description="Held-out prompts (or rows) used.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of the sampled answers.")
 
@@ -370,7 +404,9 @@ class Alert(Section):
     """A limit on a metric and what happens when it is passed."""
 
     limit: float = Field(description="The alert fires when the metric is above this.")
-    action: Literal["warn", "stop"] = Field("warn", description="Print a warning, or stop with exit code 4.")
+    action: Literal["warn", "stop"] = Field(
+        "warn", description="Print a warning, or stop with exit code 4."
+    )
 
 
 class Alerts(Section):
@@ -397,7 +433,9 @@ class Monitor(Section):
 class Config(Section):
     """The whole tree."""
 
-    run_dir: str = Field("runs/default", description="Directory of this run: config, metrics, checkpoints.")
+    run_dir: str = Field(
+        "runs/default", description="Directory of this run: config, metrics, checkpoints."
+    )
     model: Models = Field(default_factory=Models, description="The four roles.")
     data: Data = Field(default_factory=Data, description="Files, batches and lengths.")
     train: Train = Field(default_factory=Train, description="Training.")
@@ -414,12 +452,12 @@ class Config(Section):
 
 
 def _index(section: type[Section], prefix: str = "") -> None:
-    from verl.config.section import _section_class
+    from verl.config.section import section_class
 
     for name, field in section.model_fields.items():
         path = f"{prefix}.{name}" if prefix else name
         KEY_INDEX.setdefault(name, []).append(path)
-        inner = _section_class(field.annotation)
+        inner = section_class(field.annotation)
         if inner is not None:
             _index(inner, path)
 

@@ -35,7 +35,9 @@ class Section(BaseModel):
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic reads true as 1, which would turn a slip into a batch size.
-        if isinstance(value, bool) and _takes_number(cls.model_fields[str(info.field_name)].annotation):
+        if isinstance(value, bool) and _takes_number(
+            cls.model_fields[str(info.field_name)].annotation
+        ):
             raise ValueError("must be a number, not true or false")
         return value
 
@@ -74,7 +76,11 @@ class Section(BaseModel):
             child.link(self._root, f"{self._path}.{name}" if self._path else name)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.model_dump() == other.model_dump()  # type: ignore[attr-defined]
+        return (
+            isinstance(other, Section)
+            and type(self) is type(other)
+            and self.model_dump() == other.model_dump()
+        )
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Section:
         return type(self).model_validate(self.model_dump()).link()
@@ -116,7 +122,7 @@ def section_at(section: type[Section], location: tuple[Any, ...]) -> type[Sectio
     current = section
     for part in location:
         field = current.model_fields.get(str(part))
-        inner = _section_class(field.annotation) if field else None
+        inner = section_class(field.annotation) if field else None
         if inner is None:
             break
         current = inner
@@ -127,7 +133,7 @@ def _takes_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(_takes_number(part) for part in get_args(annotation))
 
 
-def _section_class(annotation: Any) -> type[Section] | None:
+def section_class(annotation: Any) -> type[Section] | None:
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
@@ -169,5 +175,5 @@ def _field_path(section: type[Section], location: tuple[Any, ...]) -> list[str]:
             break
         parts.append(str(part))
         field = current.model_fields.get(str(part))
-        current = _section_class(field.annotation) if field else None
+        current = section_class(field.annotation) if field else None
     return parts

@@ -15,7 +15,9 @@ import yaml
 
 from verl.errors import ConfigError
 
-_NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float"))
+_NULL, _BOOL, _INT, _FLOAT = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float")
+)
 #: Tag, whole pattern, and the first characters a scalar of that tag can have ("" is the empty one).
 _SCALARS = [
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),

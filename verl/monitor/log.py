@@ -176,15 +176,17 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _without_superseded(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Walk from the newest segment to the oldest, keeping what lies before its successors."""
     kept: dict[tuple[str, int], dict[str, Any]] = {}
-    first_step: dict[str, float] = {}
+    redone = {"train": math.inf, "eval": math.inf}
     for segment in sorted({record["segment"] for record in records}, reverse=True):
         own = [record for record in records if record["segment"] == segment]
         for record in own:
-            if record["step"] < first_step.get(record["kind"], math.inf):
+            if record["step"] < redone[record["kind"]]:
                 kept[record["kind"], record["step"]] = record
         for record in own:
-            kind = record["kind"]
-            first_step[kind] = min(first_step.get(kind, math.inf), record["step"])
+            # Training step s again makes the old evaluation of s void; an evaluation of the
+            # checkpoint that a resume starts from does not undo that checkpoint's training step.
+            for kind in ("eval",) if record["kind"] == "eval" else ("train", "eval"):
+                redone[kind] = min(redone[kind], record["step"])
     # The evaluation of step n describes the policy after train step n.
     return sorted(kept.values(), key=lambda record: (record["step"], record["kind"] == "eval"))
 

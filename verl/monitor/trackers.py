@@ -20,7 +20,8 @@ from verl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 QUEUE_SIZE = 1000
-CLOSE_SECONDS = 5.0
+#: A short run can end while a slow machine is still importing TensorBoard.
+CLOSE_SECONDS = 20.0
 
 
 class Tracker(Protocol):

@@ -11,7 +11,15 @@ from verl.rollout.base import (
     Completion,
     RolloutEngine,
     SamplingParams,
+    engine_class,
     rollout_engine,
 )
 
-__all__ = ["ROLLOUT_ENGINES", "Completion", "RolloutEngine", "SamplingParams", "rollout_engine"]
+__all__ = [
+    "ROLLOUT_ENGINES",
+    "Completion",
+    "RolloutEngine",
+    "SamplingParams",
+    "engine_class",
+    "rollout_engine",
+]

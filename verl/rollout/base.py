@@ -6,10 +6,13 @@ prompt, in the caller's order. Importable without torch.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
+
+from verl.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -96,6 +99,9 @@ class RolloutEngine(Protocol):
 
 ROLLOUT_ENGINES: dict[str, type] = {}
 
+# Engines that ship with the package; their modules import torch, so only when they are asked for.
+_BUILT_IN = {"native": "verl.rollout.native"}
+
 EngineClass = TypeVar("EngineClass", bound=type)
 
 
@@ -117,3 +123,17 @@ def rollout_engine(name: str) -> Callable[[EngineClass], EngineClass]:
         return cls
 
     return register
+
+
+def engine_class(name: str) -> type:
+    """Return the engine class registered as `name`, importing a built-in one at its first use.
+
+    Raises:
+        ConfigError: there is no such engine.
+    """
+    if name not in ROLLOUT_ENGINES and name in _BUILT_IN:
+        importlib.import_module(_BUILT_IN[name])
+    if name not in ROLLOUT_ENGINES:
+        known = ", ".join(sorted({*_BUILT_IN, *ROLLOUT_ENGINES}))
+        raise ConfigError(f"rollout.engine: there is no engine {name!r}; use one of: {known}")
+    return ROLLOUT_ENGINES[name]

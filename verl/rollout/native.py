@@ -20,7 +20,7 @@ from verl.errors import DataError, ModelError
 from verl.rollout.attention import grouped_attention
 from verl.rollout.base import Completion, SamplingParams, rollout_engine
 from verl.rollout.cache import WindowCache
-from verl.rollout.sampling import UnusableLogits, draw, uniforms
+from verl.rollout.sampling import UnusableLogitsError, draw, uniforms
 
 # A prefill batch is closed when its padding would exceed this many tokens: about what the
 # weights' trip through memory costs, which is what one more batch adds.
@@ -171,7 +171,7 @@ class NativeEngine:
         banned = params.stop_token_ids if no_stop else ()
         try:
             return draw(logits, params, group.draws[live, step], self.vocab_size, banned)
-        except UnusableLogits as error:
+        except UnusableLogitsError as error:
             prompt = group.rows[int(live[error.row])]
             raise ModelError(
                 f"rollout of prompt {prompt}, response token {step}: {error}; the policy's "

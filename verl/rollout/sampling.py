@@ -20,7 +20,7 @@ from verl.rollout.base import SamplingParams
 _BLOCK = 256
 
 
-class UnusableLogits(ValueError):
+class UnusableLogitsError(ValueError):
     """The logits of one row allow no token; `row` is its place in the batch."""
 
     def __init__(self, row: int, reason: str) -> None:
@@ -41,7 +41,7 @@ def uniforms(seed: int, n: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed)).random(n)
 
 
-def sampling_logits(logits_BV: Tensor, temperature: float, vocab_size: int) -> Tensor:
+def sampling_logits(logits: Tensor, temperature: float, vocab_size: int) -> Tensor:
     """Return float32 logits of the full distribution after temperature, (B, V).
 
     Ids >= `vocab_size` are rows that pad the embedding beyond the tokenizer: they get -inf, so
@@ -53,10 +53,10 @@ def sampling_logits(logits_BV: Tensor, temperature: float, vocab_size: int) -> T
     """
     if temperature < 0:
         raise ValueError(f"temperature must be >= 0, got {temperature}")
-    width = logits_BV.shape[-1]
+    width = logits.shape[-1]
     if not 0 < vocab_size <= width:
         raise ValueError(f"vocab_size must be in 1..{width} (the logits' width), got {vocab_size}")
-    scaled = logits_BV.float()
+    scaled = logits.float()
     if temperature not in (0, 1):
         scaled = scaled / temperature
     if vocab_size < width:
@@ -65,75 +65,75 @@ def sampling_logits(logits_BV: Tensor, temperature: float, vocab_size: int) -> T
     return scaled
 
 
-def filter_top_k_top_p(logits_BV: Tensor, top_k: int, top_p: float) -> Tensor:
+def filter_top_k_top_p(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set all but the most likely tokens to -inf: top-k first, then top-p of what is left.
 
     Top-k keeps tokens equal to the k-th. Top-p keeps the smallest set of most likely tokens whose
     probability (renormalised after top-k) is at least `top_p` (Holtzman et al. 2020), so at least
     one; among equal tokens the smaller id goes first.
     """
-    if 0 < top_k < logits_BV.shape[-1]:
-        kth = logits_BV.topk(top_k, dim=-1).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < kth, -torch.inf)
+    if 0 < top_k < logits.shape[-1]:
+        kth = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
     if top_p < 1:
-        ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         probs = ordered.softmax(dim=-1, dtype=torch.float64)
         # A token stays when the ones before it do not reach top_p yet.
         drop = probs.cumsum(dim=-1) - probs >= top_p
-        logits_BV = logits_BV.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
-    return logits_BV
+        logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+    return logits
 
 
-def sample_inverse_cdf(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def sample_inverse_cdf(probs: Tensor, draws: Tensor) -> Tensor:
     """Return ids (B,) int64: the first id whose cumulative probability exceeds u times the total.
 
     Args:
-        probs_BV: non-negative weights (B, V); they need not sum to one.
-        uniforms_B: float64 (B,) in [0, 1).
+        probs: non-negative weights (B, V); they need not sum to one.
+        draws: float64 (B,) in [0, 1).
 
     An id of zero weight is never returned, at u = 0 and at the largest u below 1 neither.
 
     Raises:
-        UnusableLogits: a row has no positive finite total.
+        UnusableLogitsError: a row has no positive finite total.
     """
-    batch, width = probs_BV.shape
-    padded = torch.nn.functional.pad(probs_BV, (0, -width % _BLOCK))
+    batch, width = probs.shape
+    padded = torch.nn.functional.pad(probs, (0, -width % _BLOCK))
     blocks = padded.view(batch, -1, _BLOCK)
     block_cdf = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total = block_cdf[:, -1]
     if not bool(((total > 0) & total.isfinite()).all()):
         row = int((~((total > 0) & total.isfinite())).nonzero()[0])
-        raise UnusableLogits(row, f"row {row}: probabilities sum to {float(total[row])}")
-    target = uniforms_B.to(total) * total
+        raise UnusableLogitsError(row, f"row {row}: probabilities sum to {float(total[row])}")
+    target = draws.to(total) * total
     block, rows = _first_above(block_cdf, target), torch.arange(batch, device=total.device)
     below = torch.where(block > 0, block_cdf[rows, (block - 1).clamp(min=0)], 0.0)
     inside_cdf = blocks[rows, block].double().cumsum(dim=-1)
     return block * _BLOCK + _first_above(inside_cdf, target - below)
 
 
-def _first_above(cdf_BN: Tensor, target_B: Tensor) -> Tensor:
+def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
     """Return the first index where the cumulative sum exceeds the target, and has grown.
 
     Rounding can put the target at or above the last sum; the last index at which the sum still
     grew is then the answer, so an entry of zero weight is never chosen.
     """
-    last = torch.searchsorted(cdf_BN, cdf_BN[:, -1:].contiguous()).squeeze(-1)
-    index = torch.searchsorted(cdf_BN, target_B[:, None].clamp(min=0), right=True).squeeze(-1)
+    last = torch.searchsorted(cdf, cdf[:, -1:].contiguous()).squeeze(-1)
+    index = torch.searchsorted(cdf, target[:, None].clamp(min=0), right=True).squeeze(-1)
     return torch.minimum(index, last)
 
 
 def draw(
-    logits_BV: Tensor,
+    logits: Tensor,
     params: SamplingParams,
-    uniforms_B: Tensor,
+    draws: Tensor,
     vocab_size: int,
     banned_ids: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row.
 
     Args:
-        logits_BV: raw next-token logits (B, V), any float dtype.
-        uniforms_B: float64 (B,), one draw per row; unused at temperature 0.
+        logits: raw next-token logits (B, V), any float dtype.
+        draws: float64 (B,), one draw per row; unused at temperature 0.
         banned_ids: ids that must not be drawn now (stop ids before `min_tokens`).
 
     Returns:
@@ -142,13 +142,13 @@ def draw(
         never the log-prob, so that training re-scores the same number from ids alone.
 
     Raises:
-        UnusableLogits: a row holds NaN or infinity, or every one of its ids is banned.
+        UnusableLogitsError: a row holds NaN or infinity (or, when sampling, only banned ids).
     """
-    full = sampling_logits(logits_BV, params.temperature, vocab_size)
+    full = sampling_logits(logits, params.temperature, vocab_size)
     log_normaliser = full.logsumexp(dim=-1)
     if not bool(log_normaliser.isfinite().all()):
         row = int((~log_normaliser.isfinite()).nonzero()[0])
-        raise UnusableLogits(row, f"row {row}: the logits hold NaN or infinity")
+        raise UnusableLogitsError(row, f"row {row}: the logits hold NaN or infinity")
     allowed = full
     if banned_ids:
         columns = torch.tensor(list(banned_ids), device=full.device)
@@ -157,6 +157,6 @@ def draw(
         ids = allowed.argmax(dim=-1)
     else:
         allowed = filter_top_k_top_p(allowed, params.top_k, params.top_p)
-        ids = sample_inverse_cdf(allowed.softmax(dim=-1), uniforms_B)
+        ids = sample_inverse_cdf(allowed.softmax(dim=-1), draws)
     chosen = full.gather(-1, ids[:, None]).squeeze(-1)
     return ids, chosen - log_normaliser

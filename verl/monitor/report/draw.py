@@ -141,16 +141,18 @@ def _has_values(panel: Panel, runs: Sequence[RunData]) -> bool:
 
 def _draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunData]) -> None:
     several = len(runs) > 1
-    drawn = 0
+    drawn, shown = 0, ""
     for index, run in enumerate(runs):
         # Several runs: a colour per run, the first curve that has data; one run: one per curve.
         curves = _first_with_data(run, panel) if several else panel.curves
         for position, curve in enumerate(curves):
             colour = SERIES[(index if several else position) % len(SERIES)]
             label = run.name if several else curve.label
+            shown = curve.label
             drawn += _draw_curve(ax, run, curve, colour, label, band=not several)
     _limit_line(ax, panel, runs)
-    _label_y(ax, panel.ylabel)
+    ambiguous = several and len(panel.curves) > 1
+    _label_y(ax, f"{panel.ylabel}: {shown}" if ambiguous else panel.ylabel)
     if panel.range is not None:
         low, high = panel.range
         margin = 0.04 * (high - low)

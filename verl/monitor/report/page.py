@@ -1,4 +1,4 @@
-"""Put the page together: verdict, figures, settings, plots, table, answers.
+"""Put the page together: verdict, figures, settings, plots, answers, table.
 
 In: one or several runs. Out: the HTML text. It holds no script and loads nothing; a content
 security policy says so to the browser as well.
@@ -72,8 +72,8 @@ def _run(run: RunData, identifier: str) -> str:
         + _tiles(run)
         + _settings(run)
         + _plots(run, identifier)
-        + _table(run)
         + (samples_section(run.samples, run.samples_step) if _has_answers(run) else "")
+        + _table(run)
     )
 
 
@@ -172,7 +172,7 @@ def _plots(run: RunData, identifier: str) -> str:
         _figure(
             plot.title,
             plot.caption,
-            plot.metrics(),
+            _logged(plot, [run]),
             draw.svg(plot, [run], f"{identifier}-{plot.key}"),
         )
         for plot in plots_for(run)
@@ -184,6 +184,10 @@ def _plots(run: RunData, identifier: str) -> str:
                     draw.timings_svg(run, f"{identifier}-timings"))
         )  # fmt: skip
     return f'<h2>Curves</h2><section class="plots">{"".join(figures)}</section>' if figures else ""
+
+
+def _logged(plot: Plot, runs: Sequence[RunData]) -> list[str]:
+    return [name for name in plot.metrics() if any(run.series(name)[0] for run in runs)]
 
 
 def _figure(title: str, caption: str, metrics: Sequence[str], image: str) -> str:
@@ -237,7 +241,9 @@ def _table_row(name: str, value: Any, step: int) -> str:
 def _comparison(runs: Sequence[RunData]) -> str:
     verdicts = "".join(f"<h2>{escape(run.name)}</h2>{_verdict(judge(run))}" for run in runs)
     figures = "".join(
-        _figure(plot.title, plot.caption, plot.metrics(), draw.svg(plot, runs, f"all-{plot.key}"))
+        _figure(
+            plot.title, plot.caption, _logged(plot, runs), draw.svg(plot, runs, f"all-{plot.key}")
+        )
         for plot in shared_plots(runs)
     )
     return (

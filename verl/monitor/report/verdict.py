@@ -67,10 +67,10 @@ def _judge_ppo(run: RunData) -> Verdict:
         return Verdict("info", text, tuple([*_kl(run), *_skipped(run)]))
     first, last = run.eval[0], run.eval[-1]
     drift = _degeneration(run, first, last)
-    gain = _gain(first, last, "sampled")
+    gains = [gain for mode in ("sampled", "greedy") if (gain := _gain(first, last, mode))]
+    gain = gains[0] if gains else None
     findings = [
-        *([gain[1]] if gain else []),
-        *([greedy[1]] if (greedy := _gain(first, last, "greedy")) else []),
+        *(finding for _, finding in gains),
         *_win_rate(last),
         *_kl(run),
         *drift,

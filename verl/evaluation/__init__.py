@@ -1,0 +1,1 @@
+"""Held-out evaluation: what a policy answers, how it scores, and against what."""

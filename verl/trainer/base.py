@@ -1,0 +1,101 @@
+"""The front door for Python users: one object from a configuration, one call per stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl.cluster.resources import ROLES, resolve_placements
+from verl.config.check import check
+from verl.config.schema import Config
+from verl.errors import RunDirectoryError
+from verl.trainer.ppo import whole_tree
+from verl.trainer.run import Run, Task, opened
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """A checked configuration with its devices.
+
+    Args:
+        config: the tree, or a plain mapping of its settings; `{}` gives the defaults.
+
+    Raises:
+        ConfigError: an unknown or impossible setting.
+        PlacementError: a device that `resource` names is not there.
+    """
+
+    def __init__(self, config: Config | Mapping[str, Any] | None = None) -> None:
+        self.config = whole_tree(config)
+        self.placements = resolve_placements(self.config.resource)
+        logger.info("%s", self.describe_placement())
+
+    def describe_placement(self) -> str:
+        """One line: which role has which device."""
+        parts = ", ".join(f"{role} {self.placements[role]}" for role in ROLES)
+        return f"Initializing ResourcePool: {parts}"
+
+    def sft(self, resume: bool | int = False) -> dict[str, float]:
+        """Run supervised fine-tuning to its end; returns the last held-out metrics."""
+        return train("sft", self.config, resume)
+
+    def reward_model(self, resume: bool | int = False) -> dict[str, float]:
+        """Train a reward model; returns the last held-out metrics."""
+        return train("rm", self.config, resume)
+
+    def ppo(self, resume: bool | int = False) -> dict[str, float]:
+        """Run PPO to its end; returns the last held-out metrics."""
+        return train("ppo", self.config, resume)
+
+
+def make_task(stage: str, config: Config, say: Callable[[str], None] = print) -> Task:
+    """Load what `stage` (sft, rm, ppo) needs."""
+    if stage == "sft":
+        from verl.trainer.sft import SFTTask
+
+        return SFTTask(config, say)
+    if stage == "rm":
+        from verl.trainer.reward_model import RewardModelTask
+
+        return RewardModelTask(config, say)
+    if stage == "ppo":
+        from verl.trainer.ppo_task import PPOTask
+
+        return PPOTask(config, say)
+    raise ValueError(f"unknown stage {stage!r}; stages are sft, rm, ppo")
+
+
+def train(
+    stage: str,
+    config: Config,
+    resume: bool | int = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, float]:
+    """Run a stage in its run directory, from the start or from a checkpoint.
+
+    Args:
+        resume: False for a new run, True for the latest complete checkpoint, or a step.
+
+    Raises:
+        ConfigError, DataError, ModelError: before the first step.
+        RunDirectoryError: the directory is in use, or holds a run and `resume` is off.
+        CheckpointError: no such checkpoint, or it belongs to another configuration.
+        Interrupted, TrainingStopped: see `Run.fit`.
+    """
+    for warning in check(config, stage):
+        logger.warning("%s", warning)
+    resuming = resume is not False
+    with opened(config, resuming) as directory:
+        step = None if isinstance(resume, bool) else resume
+        finished = directory.finished()
+        if finished is not None and step is None:
+            say(f"{directory.path} is finished (step {finished}); nothing to do")
+            return {}
+        if resuming and step is not None and step < 0:
+            raise RunDirectoryError(f"--resume {step}: a step is a count, 0 or more")
+        run = Run(make_task(stage, config, say), directory)
+        if resuming:
+            run.restore(step)
+        return run.fit()
