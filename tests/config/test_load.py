@@ -119,7 +119,7 @@ def test_the_action_of_an_alert_alone_keeps_its_limit():
 def test_a_bad_value_is_refused_with_its_key_and_line(tmp_path, text, line, key):
     source = write(tmp_path, text)
     message = refusal(source)
-    assert message.startswith(f"{key}: must") or message.startswith(f"{key}: ")
+    assert message.startswith(f"{key}: ")
     assert message.endswith(f"[{source}:{line}]")
 
 
@@ -145,7 +145,7 @@ def test_a_key_given_twice_is_refused_with_both_lines(tmp_path):
         ("data:\n\tbatch_size: 1\n", 2),
         ("data: {batch_size: 1\n", 2),
         ("- a\n- b\n", None),
-        ("data: &d\n  train: *d\n", 2),
+        ("data: &d\n  train: *d\n", 1),
         ("run_dir: !!python/object/apply:os.getcwd []\n", 1),
         ("a: 1\n---\nb: 2\n", 2),
         ("? [x]\n: 1\n", 1),
@@ -179,7 +179,7 @@ def test_every_preset_loads_by_name_and_is_listed_in_the_error():
         ("+train.num_epochs=3", "without '+'; write 'train.num_epochs=3'"),
         ("--train.seed=3", "without '--'; write 'train.seed=3'"),
         ("~train.seed", "without '~'; write 'train.seed=VALUE'"),
-        ("+actor.x=1", "unknown key 'actor.x'"),
+        ("+actor.x=1", "unknown key 'actor'; a key of that name is 'model.actor'"),
         ("num-epochs=3", "'train.num_epochs'"),
         ("train.num-epochs=3", "did you mean 'train.num_epochs'?"),
         ("trian.ppo.kl_coef=1", "did you mean 'train.ppo.kl_coef'?"),
@@ -204,7 +204,7 @@ def keys_of_the_schema():
 @pytest.mark.parametrize("key", keys_of_the_schema())
 def test_a_slip_in_any_key_at_any_depth_is_refused_with_the_real_key(tmp_path, key):
     parents, _, name = key.rpartition(".")
-    typo = name[:-1] if len(name) > 4 else name + name[-1]
+    typo = name + name[-1]
     message = refusal(None, f"{parents + '.' if parents else ''}{typo}=1")
     assert "unknown key" in message
     assert repr(key) in message

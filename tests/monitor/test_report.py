@@ -111,6 +111,8 @@ def test_answers_are_shown_side_by_side_ten_open(healthy: str) -> None:
     greedy, sampled = healthy.split("Sampled answers (12)")
     assert greedy.count('<details class="card sample" open>') == 10
     assert greedy.count('<details class="card sample">') == 2
+    assert greedy.count('<div class="turn user">') == 24  # Two user turns per prompt.
+    assert greedy.count("Hello, what can I do for you?") == 12
     assert "Just google it." in greedy and "Here is what works (0)" in greedy
     order = [int(index) for index in re.findall(r"<b>#(\d+)</b>", greedy)]
     assert order == list(range(12))
@@ -188,16 +190,17 @@ def test_reward_model_report(rm_run: Path) -> None:
 
 
 def test_comparison_of_two_runs(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        with MetricLog(tmp_path / f"seed{seed}") as log:
+    for seed in (0, 1):  # Names that matplotlib would read as formula or hide.
+        with MetricLog(tmp_path / f"_seed$x^{seed}$") as log:
             for step in (1, 2):
                 log.log(step, "train", {"kl/sequence_mean": float(step + seed)})
-    path = build_report([tmp_path / "seed0", tmp_path / "seed1"])
-    assert path == tmp_path / "seed0" / "comparison.html"
+    path = build_report([tmp_path / "_seed$x^0$", tmp_path / "_seed$x^1$"])
+    assert path == tmp_path / "_seed$x^0$" / "comparison.html"
     assert path.with_suffix(".png").exists()
     text = path.read_text(encoding="utf-8")
     ids = Page(text).ids
-    assert len(ids) == len(set(ids)) and "2 runs compared" in text and "seed1 in full" in text
+    assert len(ids) == len(set(ids)) and "2 runs compared" in text and "_seed$x^1$ in full" in text
+    assert re.search(r">seed\$x\^1\$</text>", text)
 
 
 def test_what_cannot_be_reported(tmp_path: Path, sft_run: Path, rm_run: Path) -> None:

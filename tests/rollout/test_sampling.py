@@ -83,10 +83,27 @@ def test_top_k_and_top_p_keep_the_literal_sets() -> None:
     assert kept(filter_top_k_top_p(logits, 0, 1e-9)) == [[1]]
 
 
-def test_equal_tokens_stay_together_under_top_k_and_go_by_id_under_top_p() -> None:
-    logits = torch.zeros(1, 4)
-    assert kept(filter_top_k_top_p(logits, 2, 1.0)) == [[0, 1, 2, 3]]
-    assert kept(filter_top_k_top_p(logits, 0, 0.5)) == [[0, 1]]
+def test_equal_tokens_stay_or_go_together() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0]])
+    assert kept(filter_top_k_top_p(logits, 2, 1.0)) == [[1, 2, 3, 4]]
+    assert kept(filter_top_k_top_p(logits, 0, 0.5)) == [[1, 2, 3, 4]]
+    assert kept(filter_top_k_top_p(logits, 0, 0.4)) == [[1]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 6), top_p=st.floats(0.01, 0.999))
+def test_top_p_of_a_wide_vocabulary_equals_its_definition(
+    seed: int, scale: float, top_p: float
+) -> None:
+    # A small scale gives a nucleus beyond the tokens that are looked at first.
+    logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(seed)) * scale
+    filtered = filter_top_k_top_p(logits, 0, top_p)
+    probs = logits.double().softmax(-1)
+    for row, weights, values in zip(filtered, probs, logits, strict=True):
+        floor = row[row.isfinite()].min()
+        assert torch.equal(row.isfinite(), values >= floor)
+        assert weights[values > floor].sum() < top_p + 1e-9
+        assert weights[values >= floor].sum() > top_p - 1e-9
 
 
 def test_filters_change_what_is_drawn_and_never_the_logprob() -> None:

@@ -18,6 +18,7 @@ from verl.errors import ConfigError
 _NULL, _BOOL, _INT, _FLOAT = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float")
 )
+_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 #: Tag, whole pattern, and the first characters a scalar of that tag can have ("" is the empty one).
 _SCALARS = [
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -89,6 +90,8 @@ def _value(
     if id(node) in open_nodes:
         raise ConfigError(f"{where}: {'.'.join(path)!r} contains itself through a YAML alias")
     inside = (*open_nodes, id(node))
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTIONS:
+        raise ConfigError(f"{where}: not valid YAML here: the tag {node.tag!r} is not allowed")
     if isinstance(node, yaml.SequenceNode):
         return [_value(loader, item, path, place, places, inside) for item in node.value]
     if not isinstance(node, yaml.MappingNode):

@@ -7,11 +7,12 @@ attached. Weights come from safetensors or GGUF; pickle files only when the sect
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +135,9 @@ def _explained(path: str, role: str) -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        yield
+        # The GGUF reader has a bar of its own that no setting turns off (transformers 5.19).
+        with redirect_stderr(io.StringIO()):
+            yield
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_load_advice(path, role, error)) from error
     finally:

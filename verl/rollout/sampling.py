@@ -19,6 +19,9 @@ from verl.rollout.base import SamplingParams
 # one pass over the vocabulary and float64 cumulative sums of only V / 256 + 256 numbers.
 _BLOCK = 256
 
+# How many of the most likely tokens top-p looks at before it sorts the vocabulary.
+_NUCLEUS = 1024
+
 
 class UnusableLogitsError(ValueError):
     """The logits of one row allow no token; `row` is its place in the batch."""
@@ -68,20 +71,34 @@ def sampling_logits(logits: Tensor, temperature: float, vocab_size: int) -> Tens
 def filter_top_k_top_p(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set all but the most likely tokens to -inf: top-k first, then top-p of what is left.
 
-    Top-k keeps tokens equal to the k-th. Top-p keeps the smallest set of most likely tokens whose
-    probability (renormalised after top-k) is at least `top_p` (Holtzman et al. 2020), so at least
-    one; among equal tokens the smaller id goes first.
+    Top-k keeps the k most likely tokens. Top-p keeps a token when the probability (renormalised
+    after top-k) of all tokens more likely than it is below `top_p`, so at least one (the nucleus
+    of Holtzman et al. 2020). Both keep all tokens that are equal to the last one kept: which of
+    them goes would otherwise depend on a sort.
     """
     if 0 < top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        probs = ordered.softmax(dim=-1, dtype=torch.float64)
-        # A token stays when the ones before it do not reach top_p yet.
-        drop = probs.cumsum(dim=-1) - probs >= top_p
-        logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+        logits = logits.masked_fill(logits < _nucleus_floor(logits, top_p), -torch.inf)
     return logits
+
+
+def _nucleus_floor(logits: Tensor, top_p: float) -> Tensor:
+    """Return the logit (B, 1) of the least likely token that top-p keeps.
+
+    The nucleus is nearly always among the first few tokens, and finding those costs a tenth of
+    sorting the vocabulary, which is done only when they do not suffice.
+    """
+    log_normaliser = logits.double().logsumexp(dim=-1, keepdim=True)
+    for size in (min(_NUCLEUS, logits.shape[-1]), logits.shape[-1]):
+        ordered = logits.topk(size, dim=-1).values
+        reached = (ordered - log_normaliser).exp().cumsum(dim=-1) >= top_p
+        if bool(reached[:, -1].all()):
+            break
+    # Rounding can leave the whole sum below top_p: then every token stays.
+    reached[:, -1] = True
+    return ordered.gather(-1, reached.int().argmax(dim=-1, keepdim=True))
 
 
 def sample_inverse_cdf(probs: Tensor, draws: Tensor) -> Tensor:

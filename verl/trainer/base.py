@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +11,6 @@ from verl.config.schema import Config
 from verl.errors import RunDirectoryError
 from verl.trainer.ppo import whole_tree
 from verl.trainer.run import Run, Task, opened
-
-logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -30,7 +27,7 @@ class Trainer:
     def __init__(self, config: Config | Mapping[str, Any] | None = None) -> None:
         self.config = whole_tree(config)
         self.placements = resolve_placements(self.config.resource)
-        logger.info("%s", self.describe_placement())
+        print(self.describe_placement(), flush=True)
 
     def describe_placement(self) -> str:
         """One line: which role has which device."""
@@ -84,8 +81,7 @@ def train(
         CheckpointError: no such checkpoint, or it belongs to another configuration.
         Interrupted, TrainingStopped: see `Run.fit`.
     """
-    for warning in check(config, stage):
-        logger.warning("%s", warning)
+    check(config, stage)
     resuming = resume is not False
     with opened(config, resuming) as directory:
         step = None if isinstance(resume, bool) else resume

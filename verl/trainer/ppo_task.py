@@ -137,9 +137,8 @@ class PPOTask:
         return found
 
     def export(self, folder: Path) -> None:
-        """Write the actor, and the critic in `critic/` below it."""
+        """Write the actor; `verl export --role critic` writes the critic."""
         self.trainer.actor.export(folder)
-        self.trainer.critic.export(folder / "critic")
 
     def dump(self, folder: Path, step: int) -> None:
         """Write the prompts of the last batch."""

@@ -23,6 +23,7 @@ from verl.models.loading import (
 )
 from verl.models.precision import resolve_dtype
 from verl.rewards.model import ModelReward
+from verl.rollout import native as _native  # noqa: F401  (registers the engine)
 from verl.rollout.base import ROLLOUT_ENGINES
 from verl.seeding import derive_seed
 from verl.workers.actor import ActorWorker

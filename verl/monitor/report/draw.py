@@ -34,6 +34,7 @@ MAX_BARS = 60
 
 _RC = {
     "svg.fonttype": "none",  # Text stays text: searchable, and in the page's font.
+    "text.parse_math": False,  # A dollar sign in a run's name is a dollar sign.
     "font.size": 9,
     "axes.edgecolor": INK["axis"],
     "axes.labelcolor": INK["secondary"],
@@ -82,7 +83,8 @@ def png(plots: Sequence[Plot], runs: Sequence[RunData], title: str) -> bytes:
         figure = Figure(figsize=(WIDTH * columns, height))
         FigureCanvasAgg(figure)
         figure.text(0.01, 1 - 0.3 * TITLE_HEIGHT / height, title, fontsize=12, va="top")
-        _, body = figure.subfigures(2, 1, height_ratios=[TITLE_HEIGHT, HEIGHT * rows])
+        ratios = [TITLE_HEIGHT, HEIGHT * rows]
+        body = figure.subfigures(2, 1, height_ratios=ratios, squeeze=False)[1, 0]
         cells = body.subfigures(rows, columns, squeeze=False).ravel()
         for plot, cell in zip(plots, cells, strict=False):
             _draw_plot(cell, plot, runs, TOP_WITH_TITLE)
@@ -147,7 +149,8 @@ def _draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunData]) -> None:
         curves = _first_with_data(run, panel) if several else panel.curves
         for position, curve in enumerate(curves):
             colour = SERIES[(index if several else position) % len(SERIES)]
-            label = run.name if several else curve.label
+            # Legends leave out labels that start with an underscore.
+            label = run.name.lstrip("_") if several else curve.label
             shown = curve.label
             drawn += _draw_curve(ax, run, curve, colour, label, band=not several)
     _limit_line(ax, panel, runs)
