@@ -101,28 +101,50 @@ def operation_counts(work: Workload) -> dict[str, Operations]:
     return stages
 
 
-def matmul_rate(shape: tuple[int, int, int], dtype: str, seconds: float = 1.5) -> float:
-    """Measure the best rate of an (m, k) @ (k, n) product, in operations per second.
+def affordable_shape(
+    shape: tuple[int, int, int], probed_rate: float, seconds: float
+) -> tuple[int, int, int]:
+    """Halve rows, then columns, until one product at ``probed_rate`` fits into ``seconds``.
 
-    The fastest repetition counts: a floor must not be raised by noise. The output is allocated
-    once, outside the timing.
+    Only a precision that the CPU emulates is that slow, and its rate hardly depends on the shape.
+    """
+    rows, inner, columns = shape
+    while 2.0 * rows * inner * columns / probed_rate > seconds and (rows > 64 or columns > 1024):
+        if rows > 64:
+            rows //= 2
+        else:
+            columns //= 2
+    return rows, inner, columns
+
+
+def matmul_rate(shape: tuple[int, int, int], dtype: str, seconds: float = 1.5) -> float:
+    """Measure the best rate of a product in the layout of a linear layer.
+
+    ``(m, k) @ (n, k).T``, as a layer computes its output. The fastest repetition counts: a floor
+    must not be raised by noise. The output is allocated once, outside the timing.
+
+    Returns:
+        operations per second.
     """
     import torch
 
-    rows, inner, columns = shape
     kind = getattr(torch, dtype)
-    left = torch.randn(rows, inner).to(kind)
-    right = torch.randn(inner, columns).to(kind)
-    out = torch.empty(rows, columns, dtype=kind)
-    best, repetitions, begin = float("inf"), 0, time.perf_counter()
-    # Two at least: the first also pays for thread start and memory. Emulated bfloat16 takes seconds
-    # for one head-shaped product, so no more are asked for.
-    while repetitions < 2 or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        torch.mm(left, right, out=out)
-        best = min(best, time.perf_counter() - start)
-        repetitions += 1
-    return 2.0 * rows * inner * columns / best
+
+    def best_rate(rows: int, inner: int, columns: int, budget: float) -> float:
+        inputs = torch.randn(rows, inner).to(kind)
+        weights = torch.randn(columns, inner).to(kind)
+        out = torch.empty(rows, columns, dtype=kind)
+        best, repetitions, begin = float("inf"), 0, time.perf_counter()
+        # two at least: the first also pays for starting threads and touching memory
+        while repetitions < 2 or time.perf_counter() - begin < budget:
+            start = time.perf_counter()
+            torch.mm(inputs, weights.t(), out=out)
+            best = min(best, time.perf_counter() - start)
+            repetitions += 1
+        return 2.0 * rows * inner * columns / best
+
+    probed = best_rate(64, 576, 1024, 0.0)
+    return best_rate(*affordable_shape(shape, probed, seconds), seconds)
 
 
 def measure_machine(seconds: float) -> dict[str, object]:

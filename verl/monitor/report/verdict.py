@@ -64,7 +64,7 @@ def judge(run: RunData) -> Verdict:
 def _judge_ppo(run: RunData) -> Verdict:
     if len(run.eval) < 2:
         text = "There is no later held-out evaluation to compare with the start policy yet."
-        return Verdict("info", text, tuple([*_kl(run), *_skipped(run)]))
+        return Verdict("info", text, (*_kl(run), *_skipped(run)))
     first, last = run.eval[0], run.eval[-1]
     drift = _degeneration(run, first, last)
     gains = [gain for mode in ("sampled", "greedy") if (gain := _gain(first, last, mode))]
