@@ -207,7 +207,7 @@ def describe(report: dict[str, Any]) -> str:
     """Return machine, workload and operation counts as lines of text."""
     machine, work = report["machine"], report["workload"]
     rates = "; ".join(
-        f"{dtype} {rate['body'] / 1e9:.0f} / {rate['head'] / 1e9:.0f}"
+        f"{dtype} {rate['body'] / 1e9:.3g} / {rate['head'] / 1e9:.3g}"
         for dtype, rate in machine["rates"].items()
     )
     counts = ", ".join(f"{stage} {count:.0f}" for stage, count in report["gflop"].items())

@@ -53,6 +53,9 @@ class Batch:
         tensors = dict(self.tensors.items())
         columns = dict(self.columns)
         for name, value in new.items():
+            # A name is a tensor or a list, never both: the old kind would hide the new value.
+            tensors.pop(name, None)
+            columns.pop(name, None)
             if isinstance(value, Tensor):
                 tensors[name] = value
             else:
@@ -83,9 +86,37 @@ class Batch:
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
-        """Put batches with the same columns behind one another."""
+        """Put batches with the same columns behind one another.
+
+        Parts were made apart, so their longest response or sequence may differ: narrower tensors
+        are filled with zeros on the right, which is what every stage puts after the last token.
+
+        Raises:
+            ValueError: no parts, or parts with different columns.
+        """
+        if not parts:
+            raise ValueError("cannot join a list of no batches")
         first = parts[0]
+        for part in parts[1:]:
+            if part.names() != first.names():
+                raise ValueError(
+                    f"cannot join batches with columns {first.names()} and {part.names()}"
+                )
         return Batch(
-            {k: torch.cat([p.tensors[k] for p in parts]) for k in first.tensors.keys()},
+            {k: _cat_padded([p.tensors[k] for p in parts]) for k in first.tensors.keys()},
             {k: [x for p in parts for x in p.columns[k]] for k in first.columns},
         )
+
+
+def _cat_padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate along the first dimension; the others grow to the largest, filled with zeros."""
+    shape = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    if all(list(t.shape[1:]) == shape for t in tensors):
+        return torch.cat(list(tensors))
+    result = tensors[0].new_zeros(sum(len(t) for t in tensors), *shape)
+    start = 0
+    for tensor in tensors:
+        place = (slice(start, start + len(tensor)), *(slice(n) for n in tensor.shape[1:]))
+        result[place] = tensor
+        start += len(tensor)
+    return result

@@ -50,7 +50,10 @@ def test_show_changed_leaves_out_the_defaults():
 
 
 def test_settings_in_the_spelling_of_options_reach_the_loader():
-    for argument, advice in (("--train.seed=1", "train.seed=1"), ("+train.seed=1", "without '\\+'")):
+    for argument, advice in (
+        ("--train.seed=1", "train.seed=1"),
+        ("+train.seed=1", "without '\\+'"),
+    ):
         ended = runner.invoke(app, ["show", argument])
         assert isinstance(ended.exception, ConfigError)
         assert re.search(advice, str(ended.exception))

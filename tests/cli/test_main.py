@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from verl import errors
@@ -67,7 +68,7 @@ def test_the_public_names_are_those_of_their_modules():
     assert verl.ResourcePool is ResourcePool
     assert verl.register is register
     assert set(verl.__all__) <= set(dir(verl))
-    assert tuple(map(int, verl.__version__.split("."))) >= (0, 3, 0)
+    assert Version(verl.__version__) >= Version("0.3.0")
     with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
         verl.Trianer  # noqa: B018
 

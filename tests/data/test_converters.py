@@ -73,6 +73,10 @@ def test_b16_turns_of_one_speaker_are_joined():
     start = "\n\nHuman: a\n\nAssistant: b\n\nAssistant:"
     pair = convert_hh.convert_row({"chosen": start + " x", "rejected": start + " y"})
     assert pair == Pair([user("a")], [bot("b\n\nx")], [bot("b\n\ny")])
+    row = {"prompt": [user("a"), user("b")], "chosen": [bot("x"), bot("y")], "rejected": [bot("z")]}
+    assert convert_preferences.convert_row(row) == Pair(
+        [user("a\n\nb")], [bot("x\n\ny")], [bot("z")]
+    )
 
 
 EXPECTED = Pair([user("q")], [bot("good")], [bot("bad")])

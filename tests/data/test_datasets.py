@@ -44,6 +44,14 @@ def test_rows_by_index_are_the_same_from_every_form(jsonl, tmp_path):
         assert list(short) == ROWS[:3]
 
 
+def test_parquet_rows_of_a_large_file(tmp_path):
+    rows = [{"prompt": f"p{i}"} for i in range(9000)]
+    dataset = RowDataset(write_parquet(tmp_path / "large.parquet", rows, group=1000), "rl")
+    assert len(dataset) == 9000
+    for index in (8999, 0, 4095, 4096, 8191, 8192):
+        assert dataset[index] == rows[index]
+
+
 def test_jsonl_index_skips_bom_and_blank_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes('\ufeff{"prompt": "é\u2028"}\r\n\r\n{"prompt": "b"}'.encode())

@@ -82,6 +82,17 @@ def test_output_is_the_same_in_every_run(jsonl, tmp_path):
     assert test[0] == test[1] != test[2]
 
 
+def test_every_pair_of_a_prompt_is_in_the_same_split(jsonl, tmp_path):
+    rows = [hh_row(i, f"good {n}") for n in range(4) for i in range(60)]
+    prepare(LAYOUTS["hh-rlhf"], [str(jsonl(rows))], tmp_path / "out", test_fraction=0.5)
+    for kind, column in (("rm", "prompt"), ("sft", "messages")):
+        train, test = (
+            {row[column][0]["content"] for row in rows_of(tmp_path / f"out/{kind}/{split}.parquet")}
+            for split in ("train", "test")
+        )
+        assert len(train) + len(test) == 60 and not train & test
+
+
 def test_a_prompt_keeps_its_split_when_the_data_grow(jsonl, tmp_path):
     small, large = (str(jsonl([hh_row(i) for i in range(n)], f"{n}.jsonl")) for n in (60, 90))
     prepare(LAYOUTS["hh-rlhf"], [small], tmp_path / "small")

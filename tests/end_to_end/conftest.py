@@ -41,14 +41,16 @@ class Command:
             return False
         return state != "Z"
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 60) -> bool:
+    def wait_until(
+        self, condition: Callable[[], bool], seconds: float = 280, pause: float = 0.001
+    ) -> bool:
         """Whether `condition` came true while the command was running."""
         end = time.monotonic() + seconds
         while self.running():
             if condition():
                 return True
             assert time.monotonic() < end, f"nothing happened in {seconds} s:\n{self.text()}"
-            time.sleep(0.001)
+            time.sleep(pause)
         return condition()
 
     def text(self) -> str:

@@ -23,7 +23,7 @@ import verl.trainer.base
 import verl.trainer.plan
 import verl.trainer.ppo_task
 import verl.trainer.reward_model
-import verl.trainer.sft  # noqa: F401
+import verl.trainer.sft
 
 
 def child(arguments: list[str], output: str) -> None:
@@ -32,17 +32,18 @@ def child(arguments: list[str], output: str) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    code = 1
     try:
         verl.cli.main.main(arguments)
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    finally:
+        if sys.exc_info()[1] is not None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def main() -> None:

@@ -44,8 +44,8 @@ def generate(
     from verl.trainer.ppo import PPOTrainer
 
     config, worker = _policy(model, step, gguf_file, chat_template)
-    config.data.response_length, config.train.seed = max_tokens, seed
-    config.data.seq_length = max(config.data.seq_length, config.data.prompt_limit + max_tokens)
+    config.train.seed = seed
+    _allow_answers_of(config, max_tokens)
     trainer = PPOTrainer(actor=_group("actor", worker), config=config)
     batch = trainer.prompt_batch(_prompts(prompts, limit), "generate", 0)
     batch = trainer.with_text(trainer.actor.generate(batch, trainer.sampling(temperature)))
@@ -73,8 +73,13 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first rows.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
-    temperature: Annotated[float, typer.Option(help="Of the sampled answers.")] = 1.0,
-    seed: Seed = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Of the sampled answers. Default: eval.temperature of the run, or 1."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Root of the sampling. Default: train.seed of the run, or 0.")
+    ] = None,
     gguf_file: GgufFile = None,
     chat_template: Template = None,
     out: Annotated[Path | None, typer.Option(help="Write the metrics as JSON, too.")] = None,
@@ -83,6 +88,10 @@ def evaluate(
     from verl.trainer.restore import find_step, is_run
 
     stage = find_step(Path(target), step)[2] if is_run(Path(target)) else None
+    if pairs is not None and stage not in (None, "rm"):
+        raise ConfigError(f"--pairs: {target} is a {stage} run; name an rm run or a reward model")
+    if prompts is not None and (pairs is not None or stage == "rm"):
+        raise ConfigError("--prompts is for policies; a reward model is evaluated on --pairs")
     if pairs is not None or stage == "rm":
         metrics = _evaluate_reward_model(target, step, pairs, limit, gguf_file, chat_template)
     else:
@@ -116,11 +125,31 @@ def export(
     role = role or roles[0]
     if role not in roles:
         raise ConfigError(f"--role {role}: a {stage} checkpoint holds {', '.join(roles)}")
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty; choose another folder with --out")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(f"{out} is there already; choose another folder with --out")
     worker = restored_worker(config, role, folder)
-    export_to(out, worker.export)
+
+    def write(temporary: Path) -> None:
+        worker.export(temporary)
+        if role == "reward_model":
+            _write_score_statistics(config, worker.engine, temporary)
+
+    export_to(out, write)
     typer.echo(f"{role} of step {number} in {out}")
+
+
+def _write_score_statistics(config: Config, engine: Any, folder: Path) -> None:
+    """What `verl rm` puts beside the model it exports, for train.ppo.normalize_reward=reference."""
+    from verl.data.datasets import RowDataset
+    from verl.trainer.reward_model import evaluate_pairs, write_statistics
+
+    file = config.data.eval
+    if file is None or not Path(file).is_file():
+        typer.echo(f"no score statistics: the held-out pairs ({file}) are not there", err=True)
+        return
+    rows = RowDataset(file, "rm", config.eval.num_prompts)
+    length = min(engine.loaded.max_length or config.data.seq_length, config.data.seq_length)
+    write_statistics(folder, evaluate_pairs(engine, rows, range(len(rows)), length), len(rows))
 
 
 def _group(role: str, worker: Any) -> Any:
@@ -148,6 +177,13 @@ def _policy(
     return config, build_actor(config, LocalExecutor(config.resource).device("actor"))
 
 
+def _allow_answers_of(config: Config, tokens: int) -> None:
+    """Set the longest answer; prompts may be as long as before."""
+    data = config.data
+    data.prompt_length = data.prompt_limit
+    data.response_length, data.seq_length = tokens, data.prompt_length + tokens
+
+
 def _prompts(file: Path, limit: int | None) -> list[Any]:
     from verl.data.datasets import RowDataset
 
@@ -162,8 +198,8 @@ def _evaluate_policy(
     reward_model: str | None,
     limit: int | None,
     max_tokens: int | None,
-    temperature: float,
-    seed: int,
+    temperature: float | None,
+    seed: int | None,
     gguf_file: str | None,
     chat_template: str | None,
 ) -> dict[str, float]:
@@ -178,8 +214,9 @@ def _evaluate_policy(
     if config.model.reward_model.pretrained_path is None:
         raise ConfigError("nothing scores the answers: give --reward-model MODEL")
     if max_tokens is not None:
-        config.data.response_length = max_tokens
-    config.train.seed = seed
+        _allow_answers_of(config, max_tokens)
+    config.train.seed = config.train.seed if seed is None else seed
+    heat = config.eval.temperature if temperature is None else temperature
     file = prompts or (Path(config.data.eval) if config.data.eval else None)
     if file is None:
         raise ConfigError("no held-out prompts: give --prompts FILE")
@@ -190,7 +227,7 @@ def _evaluate_policy(
         config=config,
     )
     chosen = _prompts(file, limit or config.eval.num_prompts)
-    metrics, _ = evaluate_policy(trainer, chosen, temperature, baseline=None)
+    metrics, _ = evaluate_policy(trainer, chosen, heat, baseline=None)
     return {k: v for k, v in metrics.items() if "win_rate" not in k}
 
 
@@ -220,7 +257,8 @@ def _evaluate_reward_model(
         section.pretrained_path, section.gguf_file = target, gguf_file
         section.chat_template = chat_template
         device = LocalExecutor(config.resource).device("reward_model")
-        engine = build_reward(config, device).source.engine
+        source: Any = build_reward(config, device).source
+        engine = source.engine
         file = pairs
     if file is None:
         raise ConfigError("no held-out pairs: give --pairs FILE")

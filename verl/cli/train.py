@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from verl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verl.config.schema import Config as ConfigTree
 
 Config = Annotated[
     str | None,
@@ -66,13 +69,7 @@ def run_stage(
     """Parse, print the plan, train."""
     from verl.config.load import load_config
 
-    if source is not None and "=" in source:
-        source, settings = None, [source, *settings]
-    # A bare number can only be the step of `--resume STEP`: every setting has a `=`.
-    steps = [word for word in settings if word.isdigit()]
-    settings = [word for word in settings if not word.isdigit()]
-    if len(steps) > 1 or (steps and not resume):
-        raise ConfigError(f"{' '.join(steps)}: a number alone is only understood in `--resume STEP`")
+    source, settings, step = sort_words(source, settings, resume)
     if source is None and resume:
         source = _saved_config(settings)
     resolved = load_config(source, settings)
@@ -82,17 +79,47 @@ def run_stage(
         return
     from verl.trainer.base import train
 
-    train(stage, resolved.config, int(steps[0]) if steps else resume, say=typer.echo)
+    train(stage, resolved.config, resume if step is None else step, say=typer.echo)
+
+
+def sort_words(
+    source: str | None, settings: list[str], resume: bool
+) -> tuple[str | None, list[str], int | None]:
+    """Tell the words of a command line apart, in whatever order they came.
+
+    Returns:
+        The configuration file or preset, the settings, and the step of `--resume STEP`. A bare
+        number can only be that step: every setting has a `=`.
+
+    Raises:
+        ConfigError: two files, two steps, or a step without --resume.
+    """
+    words = settings if source is None else [source, *settings]
+    steps = [word for word in words if word.isdigit()]
+    files = [word for word in words if not word.isdigit() and "=" not in word]
+    if len(steps) > 1 or (steps and not resume):
+        raise ConfigError(f"{' '.join(steps)}: a number alone is only understood in `--resume STEP`")
+    if len(files) > 1:
+        raise ConfigError(
+            f"{files[1]!r} has no '='; write KEY=VALUE (the configuration is already {files[0]!r})"
+        )
+    return (
+        files[0] if files else None,
+        [word for word in words if "=" in word],
+        int(steps[0]) if steps else None,
+    )
 
 
 def _saved_config(settings: list[str]) -> str | None:
-    """The configuration saved in the run directory that `settings` name, if there is one."""
+    """The configuration saved in the run directory (that of `settings`, or the default)."""
+    from verl.config.schema import get_default_config
+
     folders = [word.partition("=")[2] for word in settings if word.startswith("run_dir=")]
-    saved = Path(folders[-1]) / "config.yaml" if folders else None
-    return str(saved) if saved is not None and saved.is_file() else None
+    saved = Path(folders[-1] if folders else get_default_config().run_dir) / "config.yaml"
+    return str(saved) if saved.is_file() else None
 
 
-def print_plan(stage: str, config, full: bool) -> None:  # type: ignore[no-untyped-def]
+def print_plan(stage: str, config: ConfigTree, full: bool) -> None:
     """The resolved settings that differ from the defaults (all with `full`), then the plan."""
     from verl.config.check import check
     from verl.config.load import settings_of

@@ -42,7 +42,7 @@ def parse_placement(value: dict[str, Any], role: str) -> Placement:
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted > 0:
         return Placement(kind, tuple(range(wanted)))
     valid = isinstance(wanted, (list, tuple)) and wanted
-    if not valid or any(not isinstance(i, int) or i < 0 for i in wanted):
+    if not valid or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in wanted):
         raise ConfigError(f"resource.{role}: {value!r} is no placement; write {example}")
     if len(set(wanted)) != len(wanted):
         raise ConfigError(f"resource.{role}: {value!r} names a device twice")

@@ -109,16 +109,17 @@ def prepare(
     """
     refuse_output(out, force, sources)
     chooser = PromptSplit.of_fraction(test_fraction, seed)
+    may_repair = True
     while True:
         with SplitWriter(out) as writer:
             rows = islice(_numbered(sources, split), limit)
             report = _convert_all(layout, rows, chooser, writer, out)
-            repaired = chooser.repaired()
+            repaired = chooser.repaired() if may_repair else None
             if repaired is None:
                 writer.commit(_manifest(layout, sources, test_fraction, seed, limit, report))
                 return report
         # Only a handful of prompts can all fall on one side: reading them again costs nothing.
-        chooser = repaired
+        chooser, may_repair = repaired, False
 
 
 def _numbered(sources: list[str], split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -103,35 +103,47 @@ class MasterAdamW:
         tensors: dict[str, Tensor] = {"steps_taken": torch.tensor(self.steps_taken)}
         for name, master in self.masters.items():
             tensors[f"weight/{name}"] = master.detach()
-            for key, value in self._adam.state.get(master, {}).items():
+            moments = self._adam.state.get(master, {})
+            for key, value in moments.items():
                 tensors[f"{key}/{name}"] = value
+            if not moments:  # said, so that at loading a lost state differs from an empty one
+                tensors[f"step/{name}"] = torch.zeros(())
         return tensors
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], where: str) -> None:
-        """Restore what `state` gave.
+        """Restore what `state` gave; nothing changes unless everything fits.
 
         Raises:
-            CheckpointError: a tensor is missing or left over; the message names it.
+            CheckpointError: a tensor is missing, left over or of another shape; the message
+                names it.
         """
-        wanted = {f"weight/{name}" for name in self.masters} | {"steps_taken"}
-        moments = {f"{k}/{n}" for n in self.masters for k in ("exp_avg", "exp_avg_sq", "step")}
-        self.steps_taken = int(tensors.get("steps_taken", torch.tensor(0)))
-        # A parameter whose gradient never came has no moments; then none may be stored either.
-        missing = sorted(wanted - tensors.keys())
-        extra = sorted(tensors.keys() - wanted - moments)
-        if missing or extra:
+        wanted = {"steps_taken"}
+        for name in self.masters:
+            wanted |= {f"weight/{name}", f"step/{name}"}
+            if float(tensors.get(f"step/{name}", torch.ones(()))):
+                wanted |= {f"exp_avg/{name}", f"exp_avg_sq/{name}"}
+        missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
+        wrong = sorted(
+            key
+            for key in wanted & tensors.keys()
+            if key.partition("/")[0] not in ("step", "steps_taken")
+            and tensors[key].shape != self.masters[key.partition("/")[2]].shape
+        )
+        if missing or extra or wrong:
             raise CheckpointError(
-                f"{where}: the optimiser state does not fit this model; "
-                f"missing: {missing[:3]}, unknown: {extra[:3]}"
+                f"{where}: the optimiser state does not fit this model; missing: {missing[:3]}, "
+                f"unknown: {extra[:3]}, of another shape: {wrong[:3]}. Resume with the model and "
+                "the trained layers of the run that saved it"
             )
+        self.steps_taken = int(tensors["steps_taken"])
         for name, master in self.masters.items():
             master.copy_(tensors[f"weight/{name}"])
-            state = {k: tensors[f"{k}/{name}"] for k in ("exp_avg", "exp_avg_sq", "step")
-                     if f"{k}/{name}" in tensors}
-            if state:
+            self._adam.state.pop(master, None)
+            if float(tensors[f"step/{name}"]):
                 self._adam.state[master] = {
-                    k: v.clone().to(master.device) if k != "step" else v.clone() for k, v in state.items()
+                    key: tensors[f"{key}/{name}"].clone().to(master.device)
+                    for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         self._publish()
 

@@ -23,6 +23,7 @@ from verl.algorithms.logprobs import entropy_from_logits, logprobs_from_logits
 from verl.engines import attention
 from verl.engines.microbatch import ModelInput, Rows, pack, pad, token_plan
 from verl.engines.optimizer import MasterAdamW, StepResult
+from verl.errors import ModelError
 from verl.models.loading import LoadedModel, head_of, safe_pad_id, trunk_of
 
 #: Loss of a chunk: (outputs by name, their flat index among all outputs) -> scalar.
@@ -59,9 +60,17 @@ class TorchEngine:
         self.pad_id = safe_pad_id(loaded.tokenizer, loaded.vocab_size)
         self._convert()
         self.packs = loaded.kind != "encoder" and self._packing_is_exact()
+        if loaded.kind == "causal":
+            self._check_logits()
 
     def _convert(self) -> None:
-        self.model.to(dtype=self.dtype, device="cpu" if self.offload else self.device)
+        place = torch.device("cpu") if self.offload else self.device
+        rotary = {n: b for n, b in self.model.named_buffers() if n.endswith("inv_freq")}
+        self.model.to(dtype=self.dtype, device=place)
+        for name, frequencies in rotary.items():
+            # Rounded to bfloat16, a frequency is off by radians after some hundred positions.
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.model.get_submodule(owner), leaf, frequencies.to(place))
         head = head_of(self.model)
         if head is not None:
             head.float()  # a score is compared to three decimals: bfloat16 has two
@@ -204,9 +213,11 @@ class TorchEngine:
         softcap = getattr(config, "final_logit_softcapping", None)
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
-        scale = getattr(config, "logits_scaling", None)
-        if scale:
-            logits = logits / scale
+        divisor, factor = (getattr(config, n, None) for n in ("logits_scaling", "logit_scale"))
+        if divisor:
+            logits = logits / divisor
+        if isinstance(factor, float):
+            logits = logits * factor
         if logits.shape[-1] > self.loaded.vocab_size:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= self.loaded.vocab_size
             logits = logits.masked_fill(padding, float("-inf"))
@@ -235,10 +246,7 @@ class TorchEngine:
     def _packing_is_exact(self) -> bool:
         """Try packing on three short rows: some architectures mix what stands in one line."""
         before = self.model.config.get_text_config()._attn_implementation
-        rows = Rows(
-            ids=[torch.arange(n) % self.loaded.vocab_size for n in (3, 7, 2)],
-            reads=[torch.arange(n) for n in (3, 7, 2)],
-        )
+        rows = self._probe_rows()
         with self._resident():
             alone = torch.cat([self._probe(rows.select([i]), packed=False) for i in range(3)])
             try:
@@ -250,6 +258,28 @@ class TorchEngine:
             return True
         self.model.set_attn_implementation(before)
         return False
+
+    @torch.no_grad()
+    def _check_logits(self) -> None:
+        """Compare `_logits` with the model's own: some architectures scale what the head gives."""
+        rows, known = self._probe_rows(), self.loaded.vocab_size
+        layout = pad(rows, self.device, self.pad_id)
+        with self._resident():
+            theirs = self.model(**layout.arguments, use_cache=False).logits.float()
+            theirs = theirs.reshape(-1, theirs.shape[-1])[layout.index, :known]
+            ours = self._logits(self._hidden(self._lay_out(rows)))[:, :known]
+        if not torch.allclose(ours, theirs, atol=_tolerance(self.dtype, theirs)):
+            raise ModelError(
+                f"{type(self.model).__name__}: the logits of this architecture are not those of its "
+                "output layer, and the difference is not one known here (soft cap, scale). "
+                "Use another model."
+            )
+
+    def _probe_rows(self) -> Rows:
+        return Rows(
+            ids=[torch.arange(n) % self.loaded.vocab_size for n in (3, 7, 2)],
+            reads=[torch.arange(n) for n in (3, 7, 2)],
+        )
 
     def _probe(self, rows: Rows, packed: bool) -> Tensor:
         self.packs = packed

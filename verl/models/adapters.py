@@ -71,9 +71,11 @@ def train_top_blocks(model: nn.Module, count: int, role: str) -> None:
         if isinstance(module, nn.Embedding)
         for p in module.parameters()
     }
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         key = id(parameter)
-        frozen = key in embedding or key in positions or (key in block_ids and key not in top)
+        # "embed" in the name: norms that belong to the embeddings (BERT, BLOOM) stay frozen too.
+        below = key in embedding or key in positions or "embed" in name
+        frozen = below or (key in block_ids and key not in top)
         parameter.requires_grad_(not frozen)
 
 

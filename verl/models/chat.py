@@ -61,7 +61,7 @@ def load_tokenizer(
         options["gguf_file"] = gguf_file
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(
             f"cannot load a tokenizer from {path!r}: {error}. "
             "Give a hub id or a folder that holds tokenizer files."
@@ -107,8 +107,18 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def _open_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of plain text with the tokenizer's BOS, but without an EOS it would add at the end."""
+    ids = list(tokenizer(text)["input_ids"])
+    end = tokenizer.eos_token_id
+    added = ids[-1:] == [end] and _encode(tokenizer, text)[-1:] != [end]
+    return ids[:-1] if added else ids
+
+
 def as_messages(tokenizer: Any, prompt: Prompt) -> list[Message] | None:
     """Messages of a prompt; None for plain text that a tokenizer without template takes as is."""
+    # Prompts of a data loader are text that carries its conversation.
+    prompt = getattr(prompt, "messages", None) or prompt
     if not isinstance(prompt, str):
         return list(prompt)
     if tokenizer.chat_template is None:
@@ -124,7 +134,7 @@ def prompt_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     """
     messages = as_messages(tokenizer, prompt)
     if messages is None:
-        return list(tokenizer(str(prompt))["input_ids"])
+        return _open_ids(tokenizer, str(prompt))
     return _encode(tokenizer, render(tokenizer, messages, generation_prompt=True))
 
 
@@ -142,16 +152,15 @@ def conversation_ids(
     mask: list[bool] = []
     done = ""
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    trained = answers if train_on == "assistant" else answers[-1:]
-    for index in answers:
+    # With "last" everything before the last answer is one prompt, tokenised as in `prompt_ids`.
+    for index in answers if train_on == "assistant" else answers[-1:]:
         before = render(tokenizer, messages[:index], generation_prompt=True)
         after = render(tokenizer, messages[: index + 1], generation_prompt=False)
         context = _encode(tokenizer, _rest(tokenizer, before, done))
         answer = _encode(tokenizer, _rest(tokenizer, after, before))
         end = answer_end(tokenizer, answer)
         ids += context + answer
-        learn = index in trained
-        mask += [False] * len(context) + [learn] * end + [False] * (len(answer) - end)
+        mask += [False] * len(context) + [True] * end + [False] * (len(answer) - end)
         done = after
     return ids, mask
 
@@ -219,9 +228,10 @@ def reward_input(
         ids, types = _chat_ids(tokenizer, prompt, response), None
     truncated = max_length is not None and len(ids) > max_length
     if truncated and max_length is not None:
-        lead = _leading_special(tokenizer, ids)
-        ids = ids[:lead] + ids[lead - max_length :]
-        types = types[:lead] + types[lead - max_length :] if types is not None else None
+        lead = min(_leading_special(tokenizer, ids), max_length - 1)
+        start = len(ids) - (max_length - lead)
+        ids = ids[:lead] + ids[start:]
+        types = types[:lead] + types[start:] if types is not None else None
     return RewardInput(ids, types, truncated)
 
 
@@ -258,7 +268,7 @@ def _pair_ids(
     if tokenizer.cls_token_id is not None or tokenizer.sep_token_id is not None:
         encoded = tokenizer(question, answer)
         return list(encoded["input_ids"]), encoded.get("token_type_ids")
-    ids = list(tokenizer(question)["input_ids"]) + _encode(tokenizer, answer)
+    ids = _open_ids(tokenizer, question) + _encode(tokenizer, answer)
     if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids.append(int(tokenizer.eos_token_id))
     return ids, None

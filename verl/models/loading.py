@@ -22,7 +22,7 @@ from torch import nn
 
 from verl.config.schema import CriticModel, PretrainedModel, RewardModel
 from verl.errors import ModelError
-from verl.models.chat import load_tokenizer
+from verl.models.chat import load_tokenizer, stop_ids
 from verl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -48,13 +48,21 @@ def load_causal_lm(section: PretrainedModel, role: str) -> LoadedModel:
     """Load a causal LM for `role` (actor, reference policy).
 
     Raises:
-        ModelError: no path, nothing loadable there, or only pickle weights.
+        ModelError: no path, nothing loadable there, only pickle weights, or weights missing (a
+            reward model has no language-model head).
     """
     from transformers import AutoModelForCausalLM
 
     path = required_path(section, role)
     with _explained(path, role):
-        model = AutoModelForCausalLM.from_pretrained(path, **_options(section))
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, output_loading_info=True, **_options(section)
+        )
+    if info["missing_keys"] and not section.gguf_file:
+        raise ModelError(
+            f"{role}: {path!r} lacks weights of a language model, which would be random numbers: "
+            f"{', '.join(sorted(info['missing_keys'])[:5])}. Name a causal language model."
+        )
     tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
@@ -72,7 +80,7 @@ def load_value_model(section: CriticModel | RewardModel, role: str, seed: int) -
         ModelError: as above, or an architecture without a sequence-classification form.
     """
     path = required_path(section, role)
-    model, fresh = _sequence_classifier(section, path, role)
+    model, fresh = _sequence_classifier(section, path, role, seed)
     tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
@@ -88,7 +96,7 @@ def load_value_model(section: CriticModel | RewardModel, role: str, seed: int) -
 def load_reward_model(section: RewardModel, role: str = "reward_model") -> LoadedModel:
     """Load a reward model that only scores; a checkpoint without a score head is refused."""
     path = required_path(section, role)
-    model, fresh = _sequence_classifier(section, path, role)
+    model, fresh = _sequence_classifier(section, path, role, seed=0)
     if fresh:
         raise ModelError(
             f"{role}: {path!r} has no score head, so its scores would be random numbers. "
@@ -96,6 +104,7 @@ def load_reward_model(section: RewardModel, role: str = "reward_model") -> Loade
         )
     tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
+    _fit_vocabulary(model, tokenizer, role)
     kind: Literal["value", "encoder"] = "value" if isinstance(head_of(model), nn.Linear) else "encoder"
     return _finish(model, tokenizer, kind, section.score_index or 0)
 
@@ -116,7 +125,6 @@ def _options(section: PretrainedModel) -> dict[str, Any]:
     options: dict[str, Any] = {
         "dtype": torch.float32,
         "trust_remote_code": section.trust_remote_code,
-        "attn_implementation": "sdpa",
     }
     if section.gguf_file:
         options["gguf_file"] = section.gguf_file
@@ -127,6 +135,18 @@ def _options(section: PretrainedModel) -> dict[str, Any]:
 
 @contextmanager
 def _explained(path: str, role: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    with _quiet():
+        try:
+            yield
+        # RuntimeError: stored shapes that do not fit the folder's own config.json.
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            raise ModelError(_load_advice(path, role, error)) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     # Its bars and load reports would bury our own lines; what they say is checked below.
@@ -138,8 +158,6 @@ def _explained(path: str, role: str) -> Iterator[None]:
         # The GGUF reader has a bar of its own that no setting turns off (transformers 5.19).
         with redirect_stderr(io.StringIO()):
             yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(_load_advice(path, role, error)) from error
     finally:
         transformers_logging.set_verbosity(level)
         if shown:
@@ -163,9 +181,10 @@ def _load_advice(path: str, role: str, error: Exception) -> str:
     return f"{role}: cannot load {path!r}: {error}"
 
 
-def _sequence_classifier(section: Any, path: str, role: str) -> tuple[nn.Module, bool]:
+def _sequence_classifier(section: Any, path: str, role: str, seed: int) -> tuple[nn.Module, bool]:
     """Return the classifier with the right number of outputs and whether its head is new."""
     if section.gguf_file:
+        _check_score_index(section, path, role, 1)
         return _classifier_from_gguf(section, path, role), True
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -174,10 +193,12 @@ def _sequence_classifier(section: Any, path: str, role: str) -> tuple[nn.Module,
     outputs = _stored_outputs(config)
     if outputs not in (None, 1) and isinstance(section, CriticModel):
         logger.warning("%s: %s has %d outputs; a new head with one replaces it", role, path, outputs)
-    elif outputs not in (None, 1):
-        _check_score_index(section, path, role, outputs)
+    else:
+        _check_score_index(section, path, role, outputs or 1)
     wanted = outputs if outputs and isinstance(section, RewardModel) else 1
-    with _explained(path, role):
+    # Seeded: a head that the checkpoint lacks is drawn here (an encoder's is not drawn again).
+    with _explained(path, role), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
             path,
             num_labels=wanted,
@@ -186,7 +207,8 @@ def _sequence_classifier(section: Any, path: str, role: str) -> tuple[nn.Module,
             **_options(section),
         )
     lost = [*info["missing_keys"], *(item[0] for item in info["mismatched_keys"])]
-    head = [key for key in lost if key.startswith(("score.", "classifier", "pooler"))]
+    trunk = f"{model.base_model_prefix}."
+    head = [key for key in lost if not key.startswith(trunk) or ".pooler." in key]
     missing = sorted(set(lost) - set(head))
     if missing:
         raise ModelError(f"{role}: weights missing in {path!r}: {', '.join(missing[:5])}")
@@ -202,13 +224,18 @@ def _stored_outputs(config: Any) -> int | None:
 
 
 def _check_score_index(section: Any, path: str, role: str, outputs: int) -> None:
-    if section.score_index is None:
+    index = getattr(section, "score_index", None)
+    if index is None:
+        if outputs == 1:
+            return
         raise ModelError(
             f"{role}: {path!r} has {outputs} outputs, and nothing says which one is the reward. "
             f"Set model.{role}.score_index to a number from 0 to {outputs - 1}."
         )
-    if section.score_index >= outputs:
-        raise ModelError(f"{role}: score_index {section.score_index} but only {outputs} outputs")
+    if index >= outputs:
+        raise ModelError(
+            f"{role}: score_index is {index}, but {path!r} has {outputs} output(s), counted from 0"
+        )
 
 
 def _classifier_from_gguf(section: Any, path: str, role: str) -> nn.Module:
@@ -253,10 +280,19 @@ def highest_id(tokenizer: Any) -> int:
 def _finish(model: nn.Module, tokenizer: Any, kind: Any, score_index: int = 0) -> LoadedModel:
     disable_dropout(model)
     model.eval()
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     rows = model.get_input_embeddings().weight.shape[0]
     vocab = min(highest_id(tokenizer) + 1, rows)
-    return LoadedModel(model, tokenizer, vocab, kind, limit, score_index)
+    return LoadedModel(model, tokenizer, vocab, kind, longest_input(model), score_index)
+
+
+def longest_input(model: nn.Module) -> int | None:
+    """Most tokens the model has positions for; None when its configuration sets no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding index.
+        if limit and name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            limit -= 0 if module.padding_idx is None else module.padding_idx + 1
+    return limit
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -294,12 +330,13 @@ def init_value_head(model: nn.Module, seed: int, role: str) -> None:
 
 def safe_pad_id(tokenizer: Any, vocab_size: int) -> int:
     """An id to pad with that no conversation ends in, so that padding can be told from text."""
-    ends = {tokenizer.eos_token_id}
+    ends = set(stop_ids(tokenizer))
     names = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
-    for token in names:
+    # Last resort, for tokenizers whose one special token ends texts (GPT-2): an ordinary token.
+    for token in [*names, *range(vocab_size - 1, -1, -1)]:
         if token is not None and token not in ends and token < vocab_size:
             return int(token)
-    return int(tokenizer.eos_token_id or 0)
+    return 0
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
@@ -312,18 +349,21 @@ def save_model(loaded: LoadedModel, folder: Path) -> None:
     model = merged(loaded.model)
     tokenizer = copy.deepcopy(loaded.tokenizer)
     pad = safe_pad_id(tokenizer, loaded.vocab_size)
+    end = tokenizer.eos_token_id
+    if loaded.kind == "causal" and end is not None and pad not in tokenizer.all_special_ids:
+        # A language model needs no padding it can tell from text, and a tokenizer would leave an
+        # ordinary token out of decoded text once it is the padding token.
+        pad = int(end)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     model.config.pad_token_id = pad
     model.config.use_cache = True
     if getattr(model, "generation_config", None) is not None and loaded.kind == "causal":
         from transformers import GenerationConfig
 
-        from verl.models.chat import stop_ids
-
         model.generation_config = GenerationConfig(
             eos_token_id=list(stop_ids(tokenizer)), pad_token_id=pad
         )
-    with _explained(str(folder), "save"):
+    with _quiet():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

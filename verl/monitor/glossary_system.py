@@ -70,7 +70,12 @@ TIME = (
         "evaluate", "Held-out evaluation.", _ALL, "Raise eval.every or lower eval.num_prompts."
     ),
     _stage_time("save", "Writing checkpoints.", _ALL, "Raise checkpoint.every."),
-    _stage_time("step", "The whole step.", _ALL, "See which stage takes it."),
+    _stage_time(
+        "step",
+        "The whole training step, without evaluation and saving.",
+        _ALL,
+        "See which stage takes it.",
+    ),
 )
 
 SYSTEM = (
@@ -104,9 +109,9 @@ SYSTEM = (
     Metric(
         "data/epoch",
         "epochs",
-        "Position in the training file.",
-        "rows seen / rows in the file",
-        "rises evenly",
+        "Passes over the training file that were complete before this step.",
+        "0 in the first pass, 1 in the second, ...",
+        "rises by 1 per pass, below train.num_epochs",
         "Not rising: the data does not advance.",
         _ALL,
     ),

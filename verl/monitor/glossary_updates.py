@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl.monitor.metric import Metric
 
-_GRAD_FORMULA = "global 2-norm of all gradients before clipping, mean over optimiser steps"
+_GRAD_FORMULA = "global 2-norm of all gradients before clipping, mean over the steps taken"
 _GRAD_ADVICE = (
     "Above max_grad_norm nearly always: lower the learning rate. Single spikes are clipped and "
     "harmless. 0: nothing is trained, check train_layers."

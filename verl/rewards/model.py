@@ -36,7 +36,8 @@ class ModelReward:
     def __init__(self, engine: TorchEngine, max_length: int | None = None) -> None:
         self.engine = engine
         self.tokenizer = engine.loaded.tokenizer
-        self.max_length = max_length or engine.loaded.max_length
+        limits = [n for n in (max_length, engine.loaded.max_length) if n is not None]
+        self.max_length = min(limits) if limits else None
         self.truncated = 0
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:

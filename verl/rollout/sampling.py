@@ -87,7 +87,7 @@ def filter_top_k_top_p(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def _nucleus_floor(logits: Tensor, top_p: float) -> Tensor:
     """Return the logit (B, 1) of the least likely token that top-p keeps.
 
-    The nucleus is nearly always among the first few tokens, and finding those costs a tenth of
+    The nucleus is nearly always among the first few tokens, and finding those costs a quarter of
     sorting the vocabulary, which is done only when they do not suffice.
     """
     log_normaliser = logits.double().logsumexp(dim=-1, keepdim=True)

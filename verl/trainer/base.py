@@ -10,6 +10,7 @@ from verl.config.check import check
 from verl.config.schema import Config
 from verl.errors import RunDirectoryError
 from verl.trainer.ppo import whole_tree
+from verl.trainer.random_state import seed_generators
 from verl.trainer.run import Run, Task, opened
 
 
@@ -91,6 +92,7 @@ def train(
             return {}
         if resuming and step is not None and step < 0:
             raise RunDirectoryError(f"--resume {step}: a step is a count, 0 or more")
+        seed_generators(config.train.seed)
         run = Run(make_task(stage, config, say), directory)
         if resuming:
             run.restore(step)

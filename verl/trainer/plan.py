@@ -17,13 +17,14 @@ from verl.cluster.resources import resolve_placements
 from verl.config.schema import Config, PretrainedModel, TrainedModel
 from verl.data.datasets import DataProvider
 from verl.data.loader import ResumableLoader
+from verl.data.schema import Kind
 from verl.errors import ModelError
 from verl.models.loading import required_path
 from verl.models.precision import resolve_dtype
 from verl.workers.updates import optimizer_steps
 
 GIB = 2**30
-KINDS = {"sft": "sft", "rm": "rm", "ppo": "rl"}
+KINDS: dict[str, Kind] = {"sft": "sft", "rm": "rm", "ppo": "rl"}
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,58 @@ def plan_lines(config: Config, stage: str) -> list[str]:
 
 def _arithmetic(config: Config, stage: str) -> Iterator[str]:
     data, train = config.data, config.train
-    rows = len(DataProvider(config).train(KINDS[stage]))  # type: ignore[arg-type]
+    provider, kind = DataProvider(config), KINDS[stage]
+    rows = len(provider.train(kind))
     loader = ResumableLoader(
         rows, data.batch_size, train.seed, data.shuffle, train.num_epochs, train.total_steps
     )
     steps = loader.total_steps
+    sizes = step_sizes(rows, data.batch_size, steps)
     unit = {"sft": "conversations", "rm": "pairs", "ppo": "prompts"}[stage]
     yield (
         f"  data         {data.train}: {rows} rows, {data.batch_size} {unit} per step, "
         f"{loader.steps_per_epoch} steps per epoch"
     )
+    if data.eval is not None:
+        held_out = min(len(provider.eval(kind)), config.eval.num_prompts)
+        yield f"  held out     {data.eval}: {held_out} rows, {_evaluations(config, steps)} times"
     if stage == "ppo":
-        size = train.ppo.minibatch_size or data.batch_size
-        per_step = optimizer_steps(data.batch_size, size, train.ppo.epochs)
-        yield (
-            f"  steps        {steps} PPO steps = {steps * data.batch_size} samples at most, "
-            f"{per_step} optimiser steps each ({train.ppo.epochs} epochs of {size}) for actor and "
-            f"critic = {steps * per_step} each"
-        )
-        yield (
-            f"  tokens       at most {steps * data.batch_size * data.response_length:,} sampled "
-            f"(response_length {data.response_length}), prompts up to {data.prompt_limit}"
-        )
+        yield from _ppo_arithmetic(config, sizes)
     else:
-        most = steps * data.batch_size * data.seq_length * (2 if stage == "rm" else 1)
+        most = sum(sizes) * data.seq_length * (2 if stage == "rm" else 1)
         yield f"  steps        {steps} optimiser steps"
         yield f"  tokens       at most {most:,} (seq_length {data.seq_length})"
+
+
+def _ppo_arithmetic(config: Config, sizes: list[int]) -> Iterator[str]:
+    data, ppo = config.data, config.train.ppo
+    size = ppo.minibatch_size or data.batch_size
+    total = sum(optimizer_steps(samples, size, ppo.epochs) for samples in sizes)
+    yield (
+        f"  steps        {len(sizes)} PPO steps = {sum(sizes)} samples, "
+        f"{optimizer_steps(sizes[0], size, ppo.epochs)} optimiser steps each "
+        f"({ppo.epochs} epochs in mini-batches of {min(size, sizes[0])}) = {total} for the critic"
+    )
+    silent = sizes[: ppo.critic_warmup_steps]
+    if silent:
+        actor = total - sum(optimizer_steps(samples, size, ppo.epochs) for samples in silent)
+        yield f"               the actor takes {actor}, after {len(silent)} steps of critic warm-up"
+    yield (
+        f"  tokens       at most {sum(sizes) * data.response_length:,} sampled "
+        f"(response_length {data.response_length}), prompts up to {data.prompt_limit}"
+    )
+
+
+def step_sizes(rows: int, batch_size: int, steps: int) -> list[int]:
+    """Samples of each step: full batches, and what is left at the end of each epoch."""
+    epoch = [batch_size] * (rows // batch_size) + [rows % batch_size] * (rows % batch_size > 0)
+    return [epoch[step % len(epoch)] for step in range(steps)]
+
+
+def _evaluations(config: Config, steps: int) -> int:
+    """Evaluations of a run: at both ends, and every `eval.every` steps."""
+    every = config.eval.every
+    return 2 + ((steps - 1) // every if every else 0)
 
 
 def _roles(config: Config, stage: str) -> Iterator[RolePlan]:
@@ -119,17 +146,19 @@ def _role(config: Config, role: str, device: str, trained: bool) -> RolePlan:
     section = source_section(config, role)
     path = required_path(section, role)
     own: Any = getattr(config.model, role)
-    parameters, blocks, outside = _count(section, path)
+    causal = role in ("actor", "ref_policy")
+    parameters, blocks, outside = _count(section, path, causal)
     kind = "cuda" if device.startswith("gpu") else "cpu"
     dtype = resolve_dtype(own.dtype if trained else own.inference_dtype, kind)
     width = torch.finfo(dtype).bits // 8
     learned = _trained_parameters(own, parameters, blocks, outside) if trained else 0
-    shared = 0
-    if role == "ref_policy" and section is config.model.actor and width == 4:
-        actor = config.model.actor
-        shared = parameters if actor.lora else parameters - _trained_parameters(
-            actor, parameters, blocks, outside
-        )
+    actor, shared = config.model.actor, 0
+    if role == "ref_policy" and section is actor:
+        # The reference shares the actor's frozen tensors, and all of them when adapters are trained.
+        if actor.lora is not None:
+            shared = parameters
+        elif dtype == resolve_dtype(actor.dtype, kind):
+            shared = parameters - _trained_parameters(actor, parameters, blocks, outside)
     memory = (parameters - shared) * width + learned * (12 if width == 4 else 16)
     return RolePlan(role, path, device, str(dtype).removeprefix("torch."), parameters, learned, memory)
 
@@ -144,21 +173,21 @@ def _trained_parameters(section: TrainedModel, total: int, block: int, outside: 
     return total
 
 
-def _count(section: PretrainedModel, path: str) -> tuple[int, int, int]:
+def _count(section: PretrainedModel, path: str, causal: bool) -> tuple[int, int, int]:
     """Parameters of the model, of one block, and outside the blocks."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     options: dict[str, Any] = {"trust_remote_code": section.trust_remote_code}
     if section.gguf_file:
         options["gguf_file"] = section.gguf_file
     try:
-        model_config = AutoConfig.from_pretrained(path, **options)
+        config = AutoConfig.from_pretrained(path, **options)
         with torch.device("meta"):
-            model = AutoModel.from_config(model_config)
+            trunk = AutoModel.from_config(config)
+            model = AutoModelForCausalLM.from_config(config) if causal else trunk
     except (OSError, ValueError, KeyError) as error:
         where = "" if Path(path).exists() else " (no such folder, and no hub to ask)"
         raise ModelError(f"cannot read the configuration of {path!r}{where}: {error}") from error
     total = sum(p.numel() for p in model.parameters())
-    layers = model_config.get_text_config().num_hidden_layers
-    embeddings = model.get_input_embeddings().weight.numel()
-    return total, (total - embeddings) // layers, embeddings
+    inside = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
+    return total, inside // config.get_text_config().num_hidden_layers, total - inside

@@ -49,6 +49,8 @@ class PPOTrainer:
         config: the whole tree, or its part `config.train.ppo` (which knows its tree), or {}.
         total_steps: PPO steps of the run, the horizon of the learning rates; constant rates
             when unknown.
+        step_samples: samples of each of these steps, where the last batch of an epoch is smaller;
+            default: `data.batch_size` each.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PPOTrainer:
         reward_model: Any = None,
         config: Config | PPO | Mapping[str, Any] | None = None,
         total_steps: int | None = None,
+        step_samples: Sequence[int] | None = None,
     ) -> None:
         self.config = whole_tree(config)
         self.ppo = self.config.train.ppo
@@ -77,7 +80,7 @@ class PPOTrainer:
                 "make it with create_llm_model(model_type='ref_policy', ...)"
             )
         if actor is not None and critic is not None:
-            self._prepare_training(total_steps)
+            self._prepare_training(total_steps, step_samples)
 
     def _make_controller(self) -> FixedKLController | AdaptiveKLController:
         ppo = self.ppo
@@ -85,16 +88,18 @@ class PPOTrainer:
             return AdaptiveKLController(ppo.kl_coef, ppo.kl_target, ppo.kl_horizon)
         return FixedKLController(ppo.kl_coef)
 
-    def _prepare_training(self, total_steps: int | None) -> None:
-        ppo = self.ppo
+    def _prepare_training(
+        self, total_steps: int | None, step_samples: Sequence[int] | None
+    ) -> None:
+        ppo, batch_size = self.ppo, self.config.data.batch_size
         if total_steps is None:
             ppo = ppo.model_copy(update={"lr_schedule": "constant"})
-        per_step = optimizer_steps(
-            self.config.data.batch_size, ppo.minibatch_size or self.config.data.batch_size, ppo.epochs
-        )
-        horizon = (total_steps or 1) * per_step
+        size = ppo.minibatch_size or batch_size
+        sizes = step_samples or [batch_size] * (total_steps or 1)
+        counts = [optimizer_steps(samples, size, ppo.epochs) for samples in sizes]
+        horizon = sum(counts)
         self.critic.prepare_training(ppo, ppo.critic_rate, horizon)
-        silent = min(ppo.critic_warmup_steps * per_step, horizon - 1)
+        silent = min(sum(counts[: ppo.critic_warmup_steps]), horizon - 1)
         self.actor.prepare_training(ppo, ppo.actor_lr, horizon - silent)
 
     # --- the step ------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from verl.config.schema import Config
 from verl.data.datasets import DataProvider, RowDataset
 from verl.data.lengths import tokenize_prompts
 from verl.data.loader import LoaderBatch, ResumableLoader
-from verl.errors import DataError
+from verl.errors import DataError, RunDirectoryError
 from verl.evaluation.policy import evaluate_policy, read_baseline, write_samples
 from verl.models.chat import Prompt
 from verl.trainer.fingerprints import model_fingerprint
+from verl.trainer.plan import step_sizes
 from verl.trainer.ppo import PPOTrainer
 from verl.trainer.reward_model import STATISTICS_FILE
 from verl.workers.build import (
@@ -55,8 +56,9 @@ class PPOTask:
             dropped=dropped, source=str(self.rows.path),
         )  # fmt: skip
         self.trainer = PPOTrainer(
-            actor, critic, reference, reward, config, total_steps=self.loader.total_steps
-        )
+            actor, critic, reference, reward, config, total_steps=self.loader.total_steps,
+            step_samples=step_sizes(len(self.kept), data.batch_size, self.loader.total_steps),
+        )  # fmt: skip
         self.trainer.reference_moments = _score_statistics(config)
         self._last: list[Prompt] = []
 
@@ -99,7 +101,12 @@ class PPOTask:
         if not self.eval_prompts:
             return {}
         start = samples.with_name("step_000000.jsonl")
-        baseline = read_baseline(start) if step > 0 and start.exists() else None
+        if step > 0 and not start.exists():
+            raise RunDirectoryError(
+                f"{start} is missing: the answers of the start policy are what `eval/win_rate` "
+                "compares with. Put the file back, or start a new run with another run_dir="
+            )
+        baseline = read_baseline(start) if step > 0 else None
         metrics, records = evaluate_policy(
             self.trainer, self.eval_prompts, self.config.eval.temperature, baseline
         )

@@ -9,7 +9,7 @@ from verl.checkpoint.store import CheckpointStore
 from verl.cluster.local import LocalExecutor
 from verl.config.load import load_config
 from verl.config.schema import Config, Optimizer
-from verl.errors import CheckpointError, RunDirectoryError
+from verl.errors import CheckpointError, ConfigError, RunDirectoryError
 from verl.workers.build import build_actor, build_critic, build_trainable
 from verl.workers.trained import TrainedWorker
 
@@ -25,7 +25,10 @@ def is_run(path: Path) -> bool:
 def run_config(run: Path) -> Config:
     """The resolved configuration that a run was started with."""
     if not is_run(run):
-        raise RunDirectoryError(f"{run} is not a run directory (no config.yaml and checkpoints/)")
+        raise RunDirectoryError(
+            f"{run} is not a run directory (no config.yaml and checkpoints/); "
+            "give the run_dir of a `verl sft`, `verl rm` or `verl ppo`"
+        )
     config = load_config(str(run / "config.yaml")).config
     config.run_dir = str(run)
     return config
@@ -36,6 +39,7 @@ def find_step(run: Path, which: str) -> tuple[int, Path, str]:
 
     Raises:
         CheckpointError: there is no such checkpoint.
+        ConfigError: `which` is none of these.
     """
     store = CheckpointStore(run / "checkpoints", keep=1)
     if which == "latest":
@@ -46,14 +50,18 @@ def find_step(run: Path, which: str) -> tuple[int, Path, str]:
     elif which.isdigit():
         step = int(which)
     else:
-        raise CheckpointError(f"step {which!r}: give a number, `latest` or `best`")
+        raise ConfigError(f"--step {which}: give a number, `latest` or `best`")
     if step is None:
         raise CheckpointError(f"{run} has no complete checkpoint ({which})")
     return step, store.path(step), str(store.info(step)["stage"])
 
 
 def restored_worker(config: Config, role: str, folder: Path) -> Any:
-    """The worker of `role` with the weights of a checkpoint."""
+    """The worker of `role` with the weights of a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint does not hold `role`.
+    """
     device = LocalExecutor(config.resource).device(role)
     if role == "actor":
         worker: TrainedWorker = build_actor(config, device)

@@ -98,15 +98,20 @@ class RewardModelTask(SupervisedTask):
         super().export(folder)
         metrics = self.evaluate(0, folder)
         if metrics:
-            write_json_atomic(
-                folder / STATISTICS_FILE,
-                {
-                    "mean": metrics["eval/score_mean"],
-                    "std": metrics["eval/score_std"],
-                    "pairs": len(self.eval_indices),
-                    "accuracy": metrics["eval/accuracy"],
-                },
-            )
+            write_statistics(folder, metrics, len(self.eval_indices))
+
+
+def write_statistics(folder: Path, metrics: Mapping[str, float], pairs: int) -> None:
+    """Store mean and deviation of held-out scores beside a model, for `normalize_reward=reference`."""
+    write_json_atomic(
+        folder / STATISTICS_FILE,
+        {
+            "mean": metrics["eval/score_mean"],
+            "std": metrics["eval/score_std"],
+            "pairs": pairs,
+            "accuracy": metrics["eval/accuracy"],
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,24 @@ import json
 import logging
 import math
 import os
-import random
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
-from verl.checkpoint.atomic import fsync_directory, write_json_atomic
+from verl.checkpoint.atomic import (
+    fsync_directory,
+    remove_entry,
+    temporary_sibling,
+    write_json_atomic,
+)
 from verl.checkpoint.fingerprint import fingerprint_config, require_same_fingerprints
 from verl.checkpoint.run_directory import RunDirectory
 from verl.checkpoint.signals import StopSignal
 from verl.checkpoint.store import CheckpointStore
-from verl.checkpoint.tensors import load_tensors, save_tensors
 from verl.config.load import save_resolved
 from verl.config.schema import Config
 from verl.data.loader import LoaderBatch, ResumableLoader
@@ -35,6 +36,7 @@ from verl.monitor.alerts import check_alerts
 from verl.monitor.console import Progress
 from verl.monitor.log import MetricLog, next_segment
 from verl.monitor.trackers import open_trackers
+from verl.trainer.random_state import load_rng, save_rng
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,8 @@ class Run:
             **task.inputs(),
         }
         self.step = 0
+        #: Step and held-out value of the best model so far; larger is better.
+        self.best: tuple[int, float] | None = None
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -118,16 +122,27 @@ class Run:
             self.directory.trim_after(-1)
             return
         folder = self.store.path(chosen)
+        problems = self.store.verify(chosen) if step is not None else []
+        if problems:
+            raise CheckpointError(f"cannot go back to step {chosen}: {'; '.join(problems)}")
         state = json.loads((folder / "state.json").read_text())
         require_same_fingerprints(state["fingerprints"], self.fingerprints, folder)
-        if step is not None:
-            self.store.discard_after(chosen)
-        self.directory.trim_after(chosen)
         self.task.load(folder)
         self.task.load_state(state["task"])
         self.task.loader.load_state(state["data"])
         load_rng(folder / "rng.safetensors")
+        # Only now that the way on is certain does anything later go.
+        if step is not None:
+            self.store.discard_after(chosen)
+        self.directory.trim_after(chosen)
         self.step = chosen
+        self._restore_best(state["best"])
+
+    def _restore_best(self, best: list[float] | None) -> None:
+        """Make the store's record that of this step: a kill may have come between the two."""
+        self.best = (int(best[0]), float(best[1])) if best is not None else None
+        if self.best is not None and self.best[0] in self.store.steps():
+            self.store.mark_best(*self.best)
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -151,18 +166,17 @@ class Run:
             StopSignal() as stop,
         ):
             if not resumed:
-                held_out = self._evaluate()
+                self._evaluate()  # the model that nothing was done to is never the best
             for batch in self.task.loader:
                 metrics = self._train(batch)
                 last = self.step == self.total
                 every = self.config.eval.every
-                if last or (every and self.step % every == 0):
-                    held_out = self._evaluate()
-                best = bool(held_out) and self._is_best(held_out)
-                if last or best or stop.requested or self.step % self.config.checkpoint.every == 0:
-                    self._save(held_out if best else None)
+                held_out = self._evaluate() if last or _is_due(self.step, every) else {}
+                best = self._note_best(held_out)
+                due = _is_due(self.step, self.config.checkpoint.every)
+                if last or best or stop.requested or due:
+                    self._save()
                 self._alert(metrics)
-                held_out = held_out if last else {}
                 if stop.requested and not last:
                     raise Interrupted(
                         f"stopped after step {self.step} of {self.total}; the state is saved. "
@@ -201,21 +215,23 @@ class Run:
             self.progress.message(held_out_line(self.step, metrics))
         return metrics
 
-    def _is_best(self, held_out: dict[str, float]) -> bool:
+    def _note_best(self, held_out: dict[str, float]) -> bool:
+        """Whether the model as it is now is the best so far."""
         name, larger = self.task.best_metric
         if name not in held_out or not math.isfinite(held_out[name]):
             return False
         value = held_out[name] if larger else -held_out[name]
-        best = self.store.best()
-        return best is None or value > best[1]
+        if self.best is not None and value <= self.best[1]:
+            return False
+        self.best = (self.step, value)
+        return True
 
-    def _save(self, best: dict[str, float] | None) -> None:
+    def _save(self) -> None:
         self.log.sync()
         with self.progress.stage("save"):
             self.store.save(self.step, self._write, {"stage": self.task.stage})
-            if best is not None:
-                name, larger = self.task.best_metric
-                self.store.mark_best(self.step, best[name] if larger else -best[name])
+            if self.best is not None and self.best[0] == self.step:
+                self.store.mark_best(*self.best)
             self.store.prune()
 
     def _write(self, folder: Path) -> None:
@@ -225,6 +241,7 @@ class Run:
             "step": self.step,
             "task": self.task.state(),
             "data": self.task.loader.state(),
+            "best": self.best,
             "fingerprints": self.fingerprints,
         }
         write_json_atomic(folder / "state.json", state)
@@ -234,7 +251,7 @@ class Run:
             self.progress.message(event.message())
             if event.action == "stop":
                 if self.step not in self.store.steps():
-                    self._save(None)
+                    self._save()
                 raise TrainingStopped(event.message())
 
     def _finish(self) -> None:
@@ -243,18 +260,41 @@ class Run:
         self.directory.mark_finished(self.step)
 
 
+def _is_due(step: int, every: int) -> bool:
+    """Whether something that happens every `every` steps (0: never) happens after `step`."""
+    return every > 0 and step % every == 0
+
+
 def export_to(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder and put it in the place of `folder` when complete."""
-    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    """Let `write` fill a temporary folder and put it in the place of `folder` when complete.
+
+    What a kill leaves beside `folder` has a temporary's name, which opening the run clears away.
+    """
+    temporary = temporary_sibling(folder)
     temporary.mkdir(parents=True)
-    write(temporary)
-    old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    fsync_directory(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        write(temporary)
+        _sync(temporary)
+        if folder.exists():
+            old = temporary_sibling(folder, "deleted")
+            folder.rename(old)
+            temporary.rename(folder)
+            remove_entry(old)
+        else:
+            temporary.rename(folder)
+        fsync_directory(folder.parent)
+    finally:
+        if temporary.exists():
+            remove_entry(temporary)
+
+
+def _sync(folder: Path) -> None:
+    """Make every file below `folder` durable."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            with (Path(directory) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        fsync_directory(Path(directory))
 
 
 def held_out_line(step: int, metrics: dict[str, float]) -> str:
@@ -287,39 +327,6 @@ def peak_memory_gib() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def save_rng(path: Path) -> None:
-    """Store the global generators of torch, numpy and Python; the run's own draws need none."""
-    numpy_state = np.random.get_state(legacy=True)
-    version, words, gauss = random.getstate()
-    tensors = {
-        "torch": torch.get_rng_state(),
-        "numpy": torch.from_numpy(numpy_state[1].astype(np.int64)),
-        "python": torch.tensor(words, dtype=torch.int64),
-    }
-    if torch.cuda.is_available():
-        tensors |= {f"cuda{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    facts = {"numpy": numpy_state[2:], "python": [version, gauss]}
-    save_tensors(path, tensors, {"facts": json.dumps(facts)})
-
-
-def load_rng(path: Path) -> None:
-    """Restore what `save_rng` stored."""
-    from verl.checkpoint.tensors import load_metadata
-
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing: the random state of the run is lost")
-    tensors = load_tensors(path, torch.device("cpu"))
-    facts = json.loads(load_metadata(path)["facts"])
-    torch.set_rng_state(tensors["torch"])
-    words = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", words, *facts["numpy"]))
-    version, gauss = facts["python"]
-    random.setstate((version, tuple(tensors["python"].tolist()), gauss))
-    if torch.cuda.is_available():
-        states = [tensors[name] for name in sorted(tensors) if name.startswith("cuda")]
-        torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
 
 @contextmanager

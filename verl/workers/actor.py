@@ -62,7 +62,8 @@ class ActorWorker(TrainedWorker):
         Without the column `old_logprobs` (one on-policy optimiser step) the old log-probs are
         those of the update itself.
         """
-        batch.require(["advantages"], "actor update")
+        needed = ["advantages", *(["ref_logprobs"] if ppo.kl_loss_coef else [])]
+        batch.require(needed, "actor update")
         log = StepLog("actor", ppo.max_bad_steps, bad_in_a_row=self._bad_in_a_row)
         stats, first = TokenStats(), TokenStats()
         size = ppo.minibatch_size or len(batch)

@@ -89,7 +89,9 @@ def build_reference(
         if config.model.actor.lora is not None:
             return ReferenceWorker(actor.engine, _adapter_off(actor))
         dtype = resolve_dtype(section.inference_dtype, str(device))
-        if dtype == actor.engine.dtype:
+        # Offloading moves tensors in place, and would take the actor's shared ones along.
+        offloads = section.offload and device.type != "cpu"
+        if dtype == actor.engine.dtype and not offloads:
             return ReferenceWorker(
                 TorchEngine(
                     replace(actor.engine.loaded, model=frozen_copy(actor.engine.model)),

@@ -19,6 +19,9 @@ def response_rows(batch: Batch, with_labels: bool) -> Rows:
     """Rows of prompt + response whose outputs are those of the tokens with mask 1.
 
     Reads `input_ids` (B, S), `prompt_length` (B,), `response_length` (B,), `response_mask` (B, T).
+
+    Raises:
+        ValueError: a prompt is empty, so that no state chose the first response token.
     """
     batch.require(["input_ids", "prompt_length", "response_length", "response_mask"], "engine")
     ids, reads, labels = [], [], []
@@ -30,6 +33,11 @@ def response_rows(batch: Batch, with_labels: bool) -> Rows:
         mask,
         strict=True,
     ):
+        if prompt < 1:
+            raise ValueError(
+                f"the prompt of sample {len(ids)} has no tokens; at least 1 must come before a "
+                "response (add a BOS token to empty prompts)"
+            )
         positions = prompt + valid.nonzero()[:, 0]
         ids.append(row[: prompt + response])
         reads.append(positions - 1)
