@@ -18,8 +18,15 @@ WORSE = {"role": "assistant", "content": "w w w"}
 
 def test_every_kind_of_bad_row_is_listed(jsonl, chat_tokenizer):
     path = jsonl(
-        [{"prompt": "w"}, {"prmpt": "w"}, {"prompt": None}, {"prompt": ""}, '{"prompt"', "[]"]
-        + [{"prompt": "w"}]
+        [
+            {"prompt": "w"},
+            {"prmpt": "w"},
+            {"prompt": None},
+            {"prompt": ""},
+            '{"prompt"',
+            "[]",
+            {"prompt": "w"},
+        ]
     )
     report = check_file(path, chat_tokenizer)
     assert (report.kind, report.rows, report.bad_rows, report.ok) == ("rl", 7, 5, False)

@@ -21,7 +21,7 @@ from verl.config.section import Section, describe_validation_error
 from verl.config.yaml_tree import dump_yaml, parse_yaml
 from verl.errors import ConfigError
 
-__all__ = ["Resolved", "check", "load_config", "preset_names", "save_resolved"]
+__all__ = ["Resolved", "as_config", "check", "load_config", "preset_names", "save_resolved"]
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT = "default"
@@ -64,6 +64,20 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Res
         for key, _ in settings_of(config)
     }
     return Resolved(config, origins)
+
+
+def as_config(settings: Config | Mapping[str, Any]) -> Config:
+    """Return the tree itself, or the defaults with the settings of a nested mapping over them.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type.
+    """
+    if isinstance(settings, Config):
+        return settings
+    try:
+        return Config.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error, "", Config)) from None
 
 
 def save_resolved(config: Config, path: str | Path) -> None:

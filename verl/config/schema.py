@@ -98,10 +98,11 @@ class ActorModel(TrainedModel):
 class CriticModel(TrainedModel):
     """The value network. Without a path it starts from the reward model's weights."""
 
-    value_head_init: Literal["pretrained", "random"] = Field(
+    value_head_init: Literal["pretrained", "random", "zero"] = Field(
         "pretrained",
-        description="Keep the head of the checkpoint (a reward model's score head is a good start), or "
-        "draw a new one from N(0, 1/sqrt(hidden size + 1)).",
+        description="Keep the head of the checkpoint (a reward model's score head), draw a new one from "
+        "N(0, 1/sqrt(hidden size + 1)), or start from zero, so that the first advantages are the "
+        "returns. `zero` suits normalised rewards, whose scale is not that of the raw score.",
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from verl.config.load import as_config
 from verl.data.row_store import open_store
 from verl.data.schema import HINTS, REQUIRED, Kind, Message, kind_of, missing_column, row_problems
 from verl.errors import ConfigError, DataError
@@ -163,7 +164,7 @@ class DataProvider:
     """
 
     def __init__(self, config: Config | Mapping[str, Any]) -> None:
-        self.config = _as_config(config)
+        self.config = as_config(config)
 
     def train(self, kind: Kind) -> RowDataset:
         """Return the rows of `data.train`, at most `data.max_rows`."""
@@ -184,17 +185,3 @@ class DataProvider:
             return RowDataset(path, kind, max_rows)
         except DataError as error:
             raise DataError(f"data.{name}: {error}") from None
-
-
-def _as_config(config: Config | Mapping[str, Any]) -> Config:
-    from pydantic import ValidationError
-
-    from verl.config import Config
-    from verl.config.section import describe_validation_error
-
-    if isinstance(config, Config):
-        return config
-    try:
-        return Config.model_validate(dict(config))
-    except ValidationError as error:
-        raise ConfigError(describe_validation_error(error, "", Config)) from None

@@ -65,9 +65,10 @@ class Rows:
 class ModelInput:
     """One forward pass: model arguments, and where its outputs are read.
 
-    `index` (R,) points into the hidden states flattened over batch and position.
+    `index` (R,) points into the hidden states flattened over batch and position; `ids` are the rows.
     """
 
+    ids: list[Tensor]
     arguments: dict[str, object]
     index: Tensor
     labels: Tensor | None
@@ -84,7 +85,7 @@ def pack(rows: Rows, device: torch.device) -> ModelInput:
         "position_ids": positions[None].to(device),
         "packed_lengths": lengths,
     }
-    return ModelInput(arguments, index.to(device), _labels(rows, device))
+    return ModelInput(rows.ids, arguments, index.to(device), _labels(rows, device))
 
 
 def pad(rows: Rows, device: torch.device, pad_id: int) -> ModelInput:
@@ -102,7 +103,7 @@ def pad(rows: Rows, device: torch.device, pad_id: int) -> ModelInput:
     arguments: dict[str, object] = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
     if rows.type_ids is not None:
         arguments["token_type_ids"] = types.to(device)
-    return ModelInput(arguments, index.to(device), _labels(rows, device))
+    return ModelInput(rows.ids, arguments, index.to(device), _labels(rows, device))
 
 
 def _labels(rows: Rows, device: torch.device) -> Tensor | None:

@@ -23,6 +23,7 @@ from verl.algorithms.logprobs import entropy_from_logits, logprobs_from_logits
 from verl.engines import attention
 from verl.engines.microbatch import ModelInput, Rows, pack, pad, token_plan
 from verl.engines.optimizer import MasterAdamW, StepResult
+from verl.engines.prefix import FrozenPrefix, frozen_depth
 from verl.errors import ModelError
 from verl.models.loading import LoadedModel, head_of, safe_pad_id, trunk_of
 
@@ -57,6 +58,8 @@ class TorchEngine:
         self.offload = offload and device.type != "cpu"
         self.model: nn.Module = loaded.model
         self.optimizer: MasterAdamW | None = None
+        #: Set by `reuse_prefix`.
+        self.prefix: FrozenPrefix | None = None
         self.pad_id = safe_pad_id(loaded.tokenizer, loaded.vocab_size)
         self._convert()
         self.packs = loaded.kind != "encoder" and self._packing_is_exact()
@@ -74,6 +77,24 @@ class TorchEngine:
         head = head_of(self.model)
         if head is not None:
             head.float()  # a score is compared to three decimals: bfloat16 has two
+
+    def reuse_prefix(self, of: TorchEngine | None = None) -> None:
+        """Compute frozen lower blocks once per row, until `prefix.clear()`.
+
+        For a model that meets the same rows several times between clears, as in a PPO step. Does
+        nothing where no block is frozen, or where running in two parts is not exact.
+
+        Args:
+            of: an engine whose model has the same frozen tensors; its rows are shared.
+        """
+        if not self.packs or self.offload or (of is not None and of.prefix is None):
+            return
+        depth = of.prefix.depth if of is not None and of.prefix else frozen_depth(self.model)
+        if depth == 0:
+            return
+        prefix = FrozenPrefix(self.model, depth, of.prefix.rows if of and of.prefix else None)
+        if self._prefix_is_exact(prefix):
+            self.prefix = prefix
 
     def enable_training(self, optimizer: MasterAdamW) -> None:
         """Attach an optimiser made from `trainable`."""
@@ -202,8 +223,11 @@ class TorchEngine:
         """Hidden states at the read positions, (R, H)."""
         context = attention.packing() if self.packs else nullcontext()
         with context:
-            output = trunk_of(self.model)(**layout.arguments, use_cache=False)
-        hidden = output.last_hidden_state
+            if self.prefix is not None:
+                hidden = self.prefix.hidden(layout.ids, layout.arguments)
+            else:
+                output = trunk_of(self.model)(**layout.arguments, use_cache=False)
+                hidden = output.last_hidden_state
         return hidden.reshape(-1, hidden.shape[-1])[layout.index]
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -258,6 +282,21 @@ class TorchEngine:
             return True
         self.model.set_attn_implementation(before)
         return False
+
+    @torch.no_grad()
+    def _prefix_is_exact(self, prefix: FrozenPrefix) -> bool:
+        """Try both ways: some architectures change what enters the first block (scaled embeddings)."""
+        rows = self._probe_rows()
+        whole = self._hidden(self._lay_out(rows)).float()
+        trial = FrozenPrefix(self.model, prefix.depth)
+        layout = self._lay_out(rows)
+        try:
+            with attention.packing():
+                hidden = trial.hidden(layout.ids, layout.arguments)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError):
+            return False
+        parts = hidden.reshape(-1, hidden.shape[-1])[layout.index].float()
+        return torch.allclose(parts, whole, atol=_tolerance(self.dtype, whole))
 
     @torch.no_grad()
     def _check_logits(self) -> None:

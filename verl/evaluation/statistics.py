@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 #: Two-sided 95 % quantile of the normal distribution.
 Z95 = 1.959963984540054
+
+#: Scripts written without spaces count character by character.
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(f"[{_CJK}]|[^\\s{_CJK}]+")
 
 
 def mean_ci95(values: Sequence[float]) -> tuple[float, float]:
@@ -52,10 +57,13 @@ def wins(scores: Sequence[float], baseline: Sequence[float]) -> list[float]:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Distinct n-grams of words over all n-grams (Li et al. 2016); 0 when there are none."""
+    """Distinct n-grams of words over all n-grams (Li et al. 2016); 0 when there are none.
+
+    A word is a run of non-space characters; each CJK character is a word of its own.
+    """
     grams = []
     for text in texts:
-        words = text.split()
+        words = _WORD.findall(text)
         grams += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
 

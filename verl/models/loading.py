@@ -85,8 +85,11 @@ def load_value_model(section: CriticModel | RewardModel, role: str, seed: int) -
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
     kind: Literal["value", "encoder"] = "value" if isinstance(head_of(model), nn.Linear) else "encoder"
-    wants_new = isinstance(section, CriticModel) and section.value_head_init == "random"
-    if kind == "value" and (fresh or wants_new):
+    wanted = section.value_head_init if isinstance(section, CriticModel) else "pretrained"
+    if kind == "value" and wanted == "zero":
+        torch.nn.init.zeros_(head_of(model).weight)
+        logger.info("%s: value head set to zero", role)
+    elif kind == "value" and (fresh or wanted == "random"):
         init_value_head(model, seed, role)
         logger.info("%s: new value head, N(0, 1/sqrt(d+1)), seed %d", role, seed)
     index = getattr(section, "score_index", None) or 0

@@ -30,6 +30,7 @@ from verl.algorithms.rewards import (
     token_rewards,
 )
 from verl.batch import Batch
+from verl.config.load import as_config
 from verl.config.schema import PPO, Config
 from verl.config.section import Section
 from verl.data.lengths import limited_prompt_ids
@@ -410,9 +411,7 @@ def whole_tree(config: Config | Section | Mapping[str, Any] | None) -> Config:
             return Config.model_validate(config.root.model_dump())
         return Config.model_validate({"train": {"ppo": config.model_dump()}})
     if config is None or isinstance(config, Mapping):
-        from verl.data.datasets import _as_config
-
-        return _as_config(config or {})
+        return as_config(config or {})
     raise ConfigError(
         f"config is a {type(config).__name__}; pass the whole tree, config.train.ppo, or a dict"
     )

@@ -36,6 +36,8 @@ class ActorWorker(TrainedWorker):
         `response_length`, `response_mask`, `rollout_logprobs`, `finish_reason`.
         """
         batch.require(["prompt_ids", "seed"], "rollout")
+        if self.engine.prefix is not None:
+            self.engine.prefix.clear()  # new rows are coming; those of the last batch are done with
         return assemble(batch, self.rollout.generate(batch["prompt_ids"], params, batch["seed"]))
 
     @register(transfer_mode="DP_COMPUTE")

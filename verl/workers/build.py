@@ -40,6 +40,7 @@ def build_actor(config: Config, device: torch.device) -> ActorWorker:
     loaded = load_causal_lm(section, "actor")
     loaded = replace(loaded, model=prepare_for_training(loaded.model, section, "actor"))
     engine = _engine(config, loaded, device, section.dtype)
+    engine.reuse_prefix()
     sampler = ROLLOUT_ENGINES[config.rollout.engine](
         engine.model,
         loaded.vocab_size,
@@ -71,7 +72,9 @@ def build_critic(config: Config, device: torch.device) -> CriticWorker:
             "instance the actor's."
         )
     loaded = replace(loaded, model=prepare_for_training(loaded.model, section, "critic"))
-    return CriticWorker(_engine(config, loaded, device, section.dtype))
+    engine = _engine(config, loaded, device, section.dtype)
+    engine.reuse_prefix()
+    return CriticWorker(engine)
 
 
 def build_reference(
@@ -92,12 +95,10 @@ def build_reference(
         # Offloading moves tensors in place, and would take the actor's shared ones along.
         offloads = section.offload and device.type != "cpu"
         if dtype == actor.engine.dtype and not offloads:
-            return ReferenceWorker(
-                TorchEngine(
-                    replace(actor.engine.loaded, model=frozen_copy(actor.engine.model)),
-                    device, dtype, config.train.tokens_per_microbatch, section.offload,
-                )
-            )
+            twin = replace(actor.engine.loaded, model=frozen_copy(actor.engine.model))
+            engine = TorchEngine(twin, device, dtype, config.train.tokens_per_microbatch)
+            engine.reuse_prefix(of=actor.engine)
+            return ReferenceWorker(engine)
     if section.pretrained_path is None:
         actor_section = config.model.actor
         section = section.model_copy(

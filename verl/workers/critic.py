@@ -73,4 +73,6 @@ class CriticWorker(TrainedWorker):
             total = self.engine.backward(response_rows(mini, with_labels=False), loss)
             log.take(self.engine, total, lambda part=part: f"step {step}, samples {part[:8]}")
         self._bad_in_a_row = log.bad_in_a_row
+        if self.engine.prefix is not None:
+            self.engine.prefix.clear()
         return {**log.metrics("value"), "value/clip_fraction": stats.mean("clipped")}

@@ -1,0 +1,107 @@
+"""The frozen lower blocks of a model, computed once per row and reused.
+
+With `train_layers` the embeddings and the lower blocks never change, so within one PPO step old
+log-probs, reference, values and every update epoch would compute the same lower half again. Here a
+row's hidden states after the frozen blocks are kept until `clear`, and only the blocks above run.
+The reference policy, which shares the actor's frozen tensors, shares its rows too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verl.models.adapters import transformer_blocks
+from verl.models.loading import trunk_of
+
+
+class _Reached(Exception):
+    """Raised by a hook to end a forward pass at the first trained block."""
+
+
+class FrozenPrefix:
+    """Runs a trunk in two parts, with the result of the lower part kept per row.
+
+    Args:
+        model: a model whose embeddings and first `depth` blocks are frozen.
+        depth: number of frozen blocks, from `frozen_depth`.
+        rows: a store to share with a model that has the same frozen tensors; default: a new one.
+    """
+
+    def __init__(self, model: nn.Module, depth: int, rows: dict[bytes, Tensor] | None = None) -> None:
+        self.trunk = trunk_of(model)
+        self.depth = depth
+        self.rows: dict[bytes, Tensor] = {} if rows is None else rows
+        self.blocks = transformer_blocks(model)
+        self._owner, self._name = _place_of(self.trunk, self.blocks)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows.clear()
+
+    def hidden(self, ids: list[Tensor], arguments: dict[str, Any]) -> Tensor:
+        """Last hidden states (1, S, H) of packed rows `ids` laid out as `arguments`."""
+        keys = [row.numpy().tobytes() for row in ids]
+        if any(key not in self.rows for key in keys):
+            lower = self._lower(arguments)
+            for key, part in zip(keys, lower[0].split([len(row) for row in ids]), strict=True):
+                self.rows[key] = part
+        below = torch.cat([self.rows[key] for key in keys])[None]
+        return self._upper(below, arguments)
+
+    @torch.no_grad()
+    def _lower(self, arguments: dict[str, Any]) -> Tensor:
+        """Input of the first trained block."""
+        found: list[Tensor] = []
+
+        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.append(args[0] if args else kwargs["hidden_states"])
+            raise _Reached
+
+        handle = self.blocks[self.depth].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.trunk(**arguments, use_cache=False)
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return found[0].detach()
+
+    def _upper(self, below: Tensor, arguments: dict[str, Any]) -> Tensor:
+        rest = {name: value for name, value in arguments.items() if name != "input_ids"}
+        with self._only_upper_blocks():
+            output = self.trunk(inputs_embeds=below, **rest, use_cache=False)
+        return output.last_hidden_state
+
+    @contextmanager
+    def _only_upper_blocks(self) -> Iterator[None]:
+        setattr(self._owner, self._name, self.blocks[self.depth :])
+        try:
+            yield
+        finally:
+            setattr(self._owner, self._name, self.blocks)
+
+
+def frozen_depth(model: nn.Module) -> int:
+    """Number of blocks from the bottom whose parameters, embeddings included, are all frozen."""
+    if any(p.requires_grad for p in model.get_input_embeddings().parameters()):
+        return 0
+    depth = 0
+    for block in transformer_blocks(model):
+        if any(p.requires_grad for p in block.parameters()):
+            break
+        depth += 1
+    return depth
+
+
+def _place_of(trunk: nn.Module, blocks: nn.ModuleList) -> tuple[nn.Module, str]:
+    """Module and attribute name that hold `blocks`."""
+    for module in trunk.modules():
+        for name, child in module.named_children():
+            if child is blocks:
+                return module, name
+    raise ValueError("the blocks are not part of the trunk")
