@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-from measure import ResidentMemory, current_rss_bytes, memory_report  # noqa: E402
+from measure import ResidentMemory, current_rss_bytes, memory_report
 
 
 @dataclass

@@ -30,9 +30,7 @@ ppo_trainer = PPOTrainer(
 )
 
 dataset = PromptDataset("examples/tutorial/prompts.jsonl", tokenizer=actor.tokenizer)
-dataloader = torch.utils.data.DataLoader(
-    dataset, batch_size=config.data.batch_size, shuffle=True
-)
+dataloader = torch.utils.data.DataLoader(dataset, batch_size=config.data.batch_size, shuffle=True)
 
 history = []
 for epoch in range(config.train.num_epochs):

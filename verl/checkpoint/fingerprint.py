@@ -123,7 +123,10 @@ def _is_ignored(key: str, ignore: Collection[str]) -> bool:
 
 
 def _first_difference(before: str | None, now: str | None) -> int:
-    return len(os.path.commonprefix([before or "", now or ""]))
+    pairs = zip(before or "", now or "", strict=False)
+    return next(
+        (i for i, (a, b) in enumerate(pairs) if a != b), min(len(before or ""), len(now or ""))
+    )
 
 
 def _excerpt(value: str | None, difference: int) -> str:

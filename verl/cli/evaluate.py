@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     model: Target,
-    prompts: Annotated[Path, typer.Option(help="File of rl rows, or {\"prompt\": …} lines.")],
+    prompts: Annotated[Path, typer.Option(help='File of rl rows, or {"prompt": …} lines.')],
     out: Annotated[Path, typer.Option(help="Where the answers go, one JSON line each.")],
     step: Step = "latest",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,

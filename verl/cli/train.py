@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Config = Annotated[
     str | None,
-    typer.Argument(metavar="[CONFIG]", help="YAML file or preset; settings may follow or replace it."),
+    typer.Argument(
+        metavar="[CONFIG]", help="YAML file or preset; settings may follow or replace it."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -43,21 +45,30 @@ def register(app: typer.Typer) -> None:
 
 
 def sft(
-    config: Config = None, settings: Settings = None, resume: Resume = False, dry_run: DryRun = False
+    config: Config = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Fine-tune model.actor on the conversations of data.train."""
     run_stage("sft", config, settings or [], resume, dry_run)
 
 
 def rm(
-    config: Config = None, settings: Settings = None, resume: Resume = False, dry_run: DryRun = False
+    config: Config = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train model.reward_model on the chosen/rejected pairs of data.train (Bradley-Terry)."""
     run_stage("rm", config, settings or [], resume, dry_run)
 
 
 def ppo(
-    config: Config = None, settings: Settings = None, resume: Resume = False, dry_run: DryRun = False
+    config: Config = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train model.actor by PPO against model.reward_model on the prompts of data.train."""
     run_stage("ppo", config, settings or [], resume, dry_run)
@@ -98,7 +109,9 @@ def sort_words(
     steps = [word for word in words if word.isdigit()]
     files = [word for word in words if not word.isdigit() and "=" not in word]
     if len(steps) > 1 or (steps and not resume):
-        raise ConfigError(f"{' '.join(steps)}: a number alone is only understood in `--resume STEP`")
+        raise ConfigError(
+            f"{' '.join(steps)}: a number alone is only understood in `--resume STEP`"
+        )
     if len(files) > 1:
         raise ConfigError(
             f"{files[1]!r} has no '='; write KEY=VALUE (the configuration is already {files[0]!r})"

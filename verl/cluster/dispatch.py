@@ -51,9 +51,7 @@ def _one_each(size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     for value in (*args, *kwargs.values()):
         if not isinstance(value, (list, tuple)) or len(value) != size:
             raise ValueError(f"ALL_TO_ALL takes one argument per worker: lists of length {size}")
-    return [
-        (tuple(a[i] for a in args), {k: v[i] for k, v in kwargs.items()}) for i in range(size)
-    ]
+    return [(tuple(a[i] for a in args), {k: v[i] for k, v in kwargs.items()}) for i in range(size)]
 
 
 def _split_samples(size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:

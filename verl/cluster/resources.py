@@ -79,9 +79,7 @@ class ResourcePool:
 def resolve_placements(resource: Resource) -> dict[str, Placement]:
     """Placement of every role; a role without one gets the first GPU, or the CPU."""
     default = {"gpu": 1} if gpu_count() else {"cpu": 1}
-    placements = {
-        role: parse_placement(getattr(resource, role) or default, role) for role in ROLES
-    }
+    placements = {role: parse_placement(getattr(resource, role) or default, role) for role in ROLES}
     check_available(placements)
     for role, placement in placements.items():
         if len(placement.indices) > 1:

@@ -36,7 +36,9 @@ class WorkerGroup:
         method = getattr(type(self.workers[0]), name, None)
         mode = mode_of(method)
         if mode is None:
-            known = [n for n in dir(type(self.workers[0])) if mode_of(getattr(type(self.workers[0]), n))]
+            known = [
+                n for n in dir(type(self.workers[0])) if mode_of(getattr(type(self.workers[0]), n))
+            ]
             raise AttributeError(
                 f"the {self.role} group has no registered method {name!r}; it has {known}"
             )
@@ -59,5 +61,6 @@ class WorkerGroup:
         except Exception as error:
             place = f"in {name} of role {self.role}, rank {rank}"
             # add_note came with Python 3.11; its effect is this attribute.
-            error.__notes__ = [*getattr(error, "__notes__", []), place]
+            notes = [*getattr(error, "__notes__", []), place]
+            setattr(error, "__notes__", notes)  # noqa: B010  (mypy knows no such attribute)
             raise

@@ -70,7 +70,13 @@ def packed_attention(
         window = _window_mask(q.shape[2], sliding_window, q.device)
         outputs.append(
             F.scaled_dot_product_attention(
-                q, k, v, attn_mask=window, is_causal=window is None, scale=scaling, enable_gqa=grouped
+                q,
+                k,
+                v,
+                attn_mask=window,
+                is_causal=window is None,
+                scale=scaling,
+                enable_gqa=grouped,
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None

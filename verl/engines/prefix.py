@@ -32,7 +32,9 @@ class FrozenPrefix:
         rows: a store to share with a model that has the same frozen tensors; default: a new one.
     """
 
-    def __init__(self, model: nn.Module, depth: int, rows: dict[bytes, Tensor] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, depth: int, rows: dict[bytes, Tensor] | None = None
+    ) -> None:
         self.trunk = trunk_of(model)
         self.depth = depth
         self.rows: dict[bytes, Tensor] = {} if rows is None else rows

@@ -64,7 +64,9 @@ def _records(mode: str, batch: Batch, baseline: Baseline | None) -> list[dict[st
             {
                 "index": i,
                 "mode": mode,
-                "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
+                "prompt": [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else prompt,
                 "response": text,
                 "score": score,
                 "length": int(batch["response_length"][i]),
@@ -92,7 +94,9 @@ def _sampled_metrics(
     }
     if trainer.ref_policy is not None:
         batch = trainer.actor.logprobs(batch.send_to(trainer.actor), temperature)
-        batch = trainer.ref_policy.logprobs(batch.send_to(trainer.ref_policy), temperature).to("cpu")
+        batch = trainer.ref_policy.logprobs(batch.send_to(trainer.ref_policy), temperature).to(
+            "cpu"
+        )
         mask = batch["response_mask"]
         kl = kl_penalty(batch["old_logprobs"], batch["ref_logprobs"], "k1", mask)
         metrics["eval/kl_sequence_mean"] = float(sequence_kl(kl, mask))

@@ -51,9 +51,7 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
 
 def wins(scores: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """1 where the score beats the baseline's, 0.5 for a tie, 0 otherwise."""
-    return [
-        1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(scores, baseline, strict=True)
-    ]
+    return [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(scores, baseline, strict=True)]
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:

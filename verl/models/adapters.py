@@ -59,7 +59,9 @@ def train_top_blocks(model: nn.Module, count: int, role: str) -> None:
     """Freeze everything but the last `count` blocks, the final norm and the value head."""
     blocks = transformer_blocks(model)
     if count > len(blocks):
-        raise ModelError(f"model.{role}.train_layers is {count}, but there are {len(blocks)} blocks")
+        raise ModelError(
+            f"model.{role}.train_layers is {count}, but there are {len(blocks)} blocks"
+        )
     block_ids = {id(p) for block in blocks for p in block.parameters()}
     top = {id(p) for block in list(blocks)[-count:] for p in block.parameters()}
     embedding = {id(p) for p in model.get_input_embeddings().parameters()}

@@ -251,7 +251,9 @@ def _leading_special(tokenizer: Any, ids: Sequence[int]) -> int:
 def _chat_ids(tokenizer: Any, prompt: Prompt, response: str | Sequence[Message]) -> list[int]:
     messages = as_messages(tokenizer, prompt) or []
     turns = (
-        [{"role": "assistant", "content": response}] if isinstance(response, str) else list(response)
+        [{"role": "assistant", "content": response}]
+        if isinstance(response, str)
+        else list(response)
     )
     before = render(tokenizer, messages, generation_prompt=True)
     after = render(tokenizer, [*messages, *turns], generation_prompt=False)

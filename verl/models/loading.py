@@ -84,7 +84,9 @@ def load_value_model(section: CriticModel | RewardModel, role: str, seed: int) -
     tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
-    kind: Literal["value", "encoder"] = "value" if isinstance(head_of(model), nn.Linear) else "encoder"
+    kind: Literal["value", "encoder"] = (
+        "value" if isinstance(head_of(model), nn.Linear) else "encoder"
+    )
     wanted = section.value_head_init if isinstance(section, CriticModel) else "pretrained"
     if kind == "value" and wanted == "zero":
         torch.nn.init.zeros_(head_of(model).weight)
@@ -108,14 +110,18 @@ def load_reward_model(section: RewardModel, role: str = "reward_model") -> Loade
     tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
-    kind: Literal["value", "encoder"] = "value" if isinstance(head_of(model), nn.Linear) else "encoder"
+    kind: Literal["value", "encoder"] = (
+        "value" if isinstance(head_of(model), nn.Linear) else "encoder"
+    )
     return _finish(model, tokenizer, kind, section.score_index or 0)
 
 
 def required_path(section: PretrainedModel, role: str) -> str:
     """The section's pretrained_path, or an error that names the key."""
     if not section.pretrained_path:
-        raise ModelError(f"model.{role}.pretrained_path is not set: give a hub id or a local folder")
+        raise ModelError(
+            f"model.{role}.pretrained_path is not set: give a hub id or a local folder"
+        )
     return section.pretrained_path
 
 
@@ -180,7 +186,9 @@ def _load_advice(path: str, role: str, error: Exception) -> str:
             )
         gguf = sorted(name for name in names if name.endswith(".gguf"))
         if gguf and "config.json" not in names:
-            return f"{role}: {path!r} holds GGUF weights; set `gguf_file: {gguf[0]}` for this model."
+            return (
+                f"{role}: {path!r} holds GGUF weights; set `gguf_file: {gguf[0]}` for this model."
+            )
     return f"{role}: cannot load {path!r}: {error}"
 
 
@@ -195,7 +203,9 @@ def _sequence_classifier(section: Any, path: str, role: str, seed: int) -> tuple
         config = AutoConfig.from_pretrained(path, trust_remote_code=section.trust_remote_code)
     outputs = _stored_outputs(config)
     if outputs not in (None, 1) and isinstance(section, CriticModel):
-        logger.warning("%s: %s has %d outputs; a new head with one replaces it", role, path, outputs)
+        logger.warning(
+            "%s: %s has %d outputs; a new head with one replaces it", role, path, outputs
+        )
     else:
         _check_score_index(section, path, role, outputs or 1)
     wanted = outputs if outputs and isinstance(section, RewardModel) else 1

@@ -20,7 +20,9 @@ def reward_rows(inputs: Sequence[RewardInput]) -> Rows:
     return Rows(
         ids,
         [torch.tensor([len(row) - 1]) for row in ids],
-        type_ids=[torch.tensor(t) for t in types if t is not None] if types[0] is not None else None,
+        type_ids=[torch.tensor(t) for t in types if t is not None]
+        if types[0] is not None
+        else None,
     )
 
 

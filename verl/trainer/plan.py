@@ -128,7 +128,12 @@ def _roles(config: Config, stage: str) -> Iterator[RolePlan]:
     for role in names:
         if role == "ref_policy" and not config.train.ppo.needs_reference:
             continue
-        yield _role(config, role, str(placements[role]), trained=role in ("actor", "critic") or stage == "rm")
+        yield _role(
+            config,
+            role,
+            str(placements[role]),
+            trained=role in ("actor", "critic") or stage == "rm",
+        )
 
 
 def source_section(config: Config, role: str) -> PretrainedModel:
@@ -160,7 +165,9 @@ def _role(config: Config, role: str, device: str, trained: bool) -> RolePlan:
         elif dtype == resolve_dtype(actor.dtype, kind):
             shared = parameters - _trained_parameters(actor, parameters, blocks, outside)
     memory = (parameters - shared) * width + learned * (12 if width == 4 else 16)
-    return RolePlan(role, path, device, str(dtype).removeprefix("torch."), parameters, learned, memory)
+    return RolePlan(
+        role, path, device, str(dtype).removeprefix("torch."), parameters, learned, memory
+    )
 
 
 def _trained_parameters(section: TrainedModel, total: int, block: int, outside: int) -> int:
@@ -189,5 +196,7 @@ def _count(section: PretrainedModel, path: str, causal: bool) -> tuple[int, int,
         where = "" if Path(path).exists() else " (no such folder, and no hub to ask)"
         raise ModelError(f"cannot read the configuration of {path!r}{where}: {error}") from error
     total = sum(p.numel() for p in model.parameters())
-    inside = sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
+    inside = (
+        sum(p.numel() for p in trunk.parameters()) - trunk.get_input_embeddings().weight.numel()
+    )
     return total, inside // config.get_text_config().num_hidden_layers, total - inside

@@ -143,7 +143,9 @@ class PPOTrainer:
             batch = self.reward_model.score(batch.send_to(self.reward_model)).to("cpu")
         if not self.is_single_on_policy_step(len(batch)):
             with self._stage("old_logprobs"):
-                batch = self.actor.logprobs(batch.send_to(self.actor), self.config.rollout.temperature)
+                batch = self.actor.logprobs(
+                    batch.send_to(self.actor), self.config.rollout.temperature
+                )
         if self.ppo.needs_reference:
             self._require("ref_policy")
             with self._stage("reference"):

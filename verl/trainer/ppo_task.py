@@ -86,7 +86,7 @@ class PPOTask:
             if style != "model":
                 raise DataError(
                     f"{rows.where(index)}: reward_model.style is {style!r}; this version scores "
-                    "with a reward model only. Set it to \"model\", or take these rows out."
+                    'with a reward model only. Set it to "model", or take these rows out.'
                 )
         return kept, dropped
 

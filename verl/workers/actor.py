@@ -47,7 +47,9 @@ class ActorWorker(TrainedWorker):
         values, entropy = self.engine.logprobs(rows, temperature, entropy=True)
         mask = batch["response_mask"]
         assert entropy is not None
-        return batch.with_columns(old_logprobs=scatter(values, mask), entropy=scatter(entropy, mask))
+        return batch.with_columns(
+            old_logprobs=scatter(values, mask), entropy=scatter(entropy, mask)
+        )
 
     @register(transfer_mode="DP_COMPUTE")
     def update(

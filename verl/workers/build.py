@@ -59,8 +59,12 @@ def build_critic(config: Config, device: torch.device) -> CriticWorker:
         section = section.model_copy(
             update={
                 name: getattr(reward, name)
-                for name in ("pretrained_path", "gguf_file", "trust_remote_code",
-                             "allow_pickle_weights")
+                for name in (
+                    "pretrained_path",
+                    "gguf_file",
+                    "trust_remote_code",
+                    "allow_pickle_weights",
+                )
             }
         )
         section.chat_template = section.chat_template or reward.chat_template
@@ -104,8 +108,13 @@ def build_reference(
         section = section.model_copy(
             update={
                 name: getattr(actor_section, name)
-                for name in ("pretrained_path", "gguf_file", "chat_template", "trust_remote_code",
-                             "allow_pickle_weights")
+                for name in (
+                    "pretrained_path",
+                    "gguf_file",
+                    "chat_template",
+                    "trust_remote_code",
+                    "allow_pickle_weights",
+                )
             }
         )
     loaded = load_causal_lm(section, "ref_policy")
@@ -170,6 +179,10 @@ def describe_load(config: Config, role: str) -> str:
         path = config.model.actor.pretrained_path
     if path is None:
         required_path(section, role)
-    title = {"actor": "Actor", "critic": "Critic", "ref_policy": "Reference policy",
-             "reward_model": "Reward model"}[role]
+    title = {
+        "actor": "Actor",
+        "critic": "Critic",
+        "ref_policy": "Reference policy",
+        "reward_model": "Reward model",
+    }[role]
     return f"Loading {path} for {title}..."

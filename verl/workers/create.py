@@ -52,9 +52,7 @@ def create_llm_model(
     if model_type is None:
         return UnloadedModel(model_name or "")
     if model_type not in BUILDERS:
-        raise ConfigError(
-            f"model_type {model_type!r} is no role; roles are {', '.join(BUILDERS)}"
-        )
+        raise ConfigError(f"model_type {model_type!r} is no role; roles are {', '.join(BUILDERS)}")
     tree = _tree_with(model_type, config, model_name)
     executor = LocalExecutor(tree.resource)
     print(describe_load(tree, model_type), flush=True)

@@ -77,7 +77,10 @@ class StepLog:
         if result.skipped:
             logger.warning(
                 "%s: gradient norm %s is not finite (%s); step not taken, %d in a row",
-                self.role, result.grad_norm, describe(), self.bad_in_a_row,
+                self.role,
+                result.grad_norm,
+                describe(),
+                self.bad_in_a_row,
             )
         if self.bad_in_a_row >= self.max_bad_steps:
             raise TrainingStopped(
