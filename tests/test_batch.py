@@ -31,7 +31,9 @@ def test_unequal_lengths_are_refused_by_name() -> None:
 
 
 def test_missing_column_names_itself_and_what_there_is() -> None:
-    with pytest.raises(KeyError, match=r"no column 'score' in this batch; it has \['ids', 'text'\]"):
+    with pytest.raises(
+        KeyError, match=r"no column 'score' in this batch; it has \['ids', 'text'\]"
+    ):
         small()["score"]
     with pytest.raises(KeyError, match=r"GAE needs columns \['values'\]; the batch has"):
         small().require(["ids", "values"], "GAE")

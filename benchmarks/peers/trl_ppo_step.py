@@ -46,6 +46,10 @@ class StageClock:
         """Start the first iteration."""
         self.started = time.perf_counter()
 
+    def note(self, stage: str, seconds: float) -> None:
+        """Write a finished stage to the log at once: a run that is killed keeps what it knew."""
+        print(f"iteration {len(self.iterations)}: {stage} {seconds:.1f} s", file=sys.stderr)
+
     def wrap_generation(self, generate: Any, pad_token_id: int) -> Any:
         """Return ``batch_generation``, timed, with a count of the tokens it made."""
 
@@ -54,6 +58,7 @@ class StageClock:
             query_responses, logits = generate(model, queries, *args, **kwargs)
             self.generated_at = time.perf_counter()
             self.generation = self.generated_at - start
+            self.note("generation", self.generation)
             responses = query_responses[:, queries.shape[1] :]
             self.generated.append(
                 {
@@ -72,6 +77,7 @@ class StageClock:
         def timed(*models: Any) -> Any:
             if self.update_at is None:
                 self.update_at = time.perf_counter()
+                self.note("scoring", self.update_at - self.generated_at)
             return accumulate(*models)
 
         return timed
@@ -81,6 +87,7 @@ class StageClock:
         if self.update_at is None:
             raise RuntimeError("trl_ppo_step: the trainer ended an iteration without an update")
         now = time.perf_counter()
+        self.note("update", now - self.update_at)
         self.iterations.append(
             {
                 "total": now - self.started,

@@ -68,7 +68,9 @@ def group(size: int = 2) -> WorkerGroup:
 
 def samples(count: int) -> Batch:
     numbers = torch.arange(count)
-    return Batch({"x": numbers, "length": 1 + numbers % 3}, {"name": [f"s{i}" for i in range(count)]})
+    return Batch(
+        {"x": numbers, "length": 1 + numbers % 3}, {"name": [f"s{i}" for i in range(count)]}
+    )
 
 
 @settings(max_examples=30, deadline=None)

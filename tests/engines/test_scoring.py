@@ -139,8 +139,8 @@ def test_c08_padded_vocabulary_has_no_probability(tmp_path: Path) -> None:
         whole, _ = plain_logprobs(plain, rows, 1.0)
         known = torch.cat(
             [
-                torch.log_softmax(plain(i[None]).logits[0, r, :259], -1).gather(-1, l[:, None])[:, 0]
-                for i, r, l in zip(rows.ids, rows.reads, rows.labels, strict=True)
+                plain(i[None]).logits[0, r, :259].log_softmax(-1).gather(-1, y[:, None])[:, 0]
+                for i, r, y in zip(rows.ids, rows.reads, rows.labels, strict=True)
             ]
         )
     values, entropy = engine.logprobs(rows, 1.0, entropy=True)

@@ -44,7 +44,9 @@ SIZES = {
 }
 
 
-def save_bert(folder: Path, positions: int = 16, model: Any = BertForSequenceClassification) -> Path:
+def save_bert(
+    folder: Path, positions: int = 16, model: Any = BertForSequenceClassification
+) -> Path:
     torch.manual_seed(1)
     config = BertConfig(**SIZES, max_position_embeddings=positions, num_labels=1)
     model(config).save_pretrained(folder)

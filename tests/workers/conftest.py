@@ -81,4 +81,3 @@ def update_critic(critic: CriticWorker, batch: Batch, **ppo: Any) -> dict[str, f
     """One critic update with one epoch unless told otherwise."""
     settings = PPO(**{"epochs": 1, **ppo})
     return critic.update(batch, settings, max_response_length=6, seed=0, step=1)
-

@@ -72,7 +72,9 @@ def test_a25_parameters_do_not_depend_on_the_micro_batch(mode: str, spread: Spre
     largest = max(float(change.abs().max()) for change in first.values())
     assert largest > 1e-3
     for changes, logged in others:
-        assert all(torch.allclose(c, first[n], atol=1e-5 * max(1, largest)) for n, c in changes.items())
+        assert all(
+            torch.allclose(c, first[n], atol=1e-5 * max(1, largest)) for n, c in changes.items()
+        )
         assert logged == pytest.approx(metrics, rel=1e-5, abs=1e-5)
 
 

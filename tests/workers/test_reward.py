@@ -34,9 +34,7 @@ def test_b14_scores_are_those_of_the_reward_models_own_text(tiny_reward: Path) -
     reward = worker(tiny_reward, chat_template="plain", inference_dtype="float32")
     scores = reward.score(TEXTS)["score"]
     model, tokenizer = reward.source.engine.model, reward.tokenizer
-    for i, (prompt, response) in enumerate(
-        zip(TEXTS["prompt"], TEXTS["response"], strict=True)
-    ):
+    for i, (prompt, response) in enumerate(zip(TEXTS["prompt"], TEXTS["response"], strict=True)):
         asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         text = render(tokenizer, [*asked, {"role": "assistant", "content": response}], False)
         assert text.startswith("User: ")

@@ -3,7 +3,7 @@
 With `train_layers` the embeddings and the lower blocks never change, so within one PPO step old
 log-probs, reference, values and every update epoch would compute the same lower half again. Here a
 row's hidden states after the frozen blocks are kept until `clear`, and only the blocks above run.
-The reference policy, which shares the actor's frozen tensors, shares its rows too.
+Models whose frozen parts are equal (actor, reference, often the critic) share the rows.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ class FrozenPrefix:
         self.trunk = trunk_of(model)
         self.depth = depth
         self.rows: dict[bytes, Tensor] = {} if rows is None else rows
+        #: Whether the store belongs to another model, which also decides when it is cleared.
+        self.shares = rows is not None
         self.blocks = transformer_blocks(model)
         self._owner, self._name = _place_of(self.trunk, self.blocks)
 
     def clear(self) -> None:
-        """Forget all rows."""
-        self.rows.clear()
+        """Forget all rows, unless they belong to another model."""
+        if not self.shares:
+            self.rows.clear()
 
     def hidden(self, ids: list[Tensor], arguments: dict[str, Any]) -> Tensor:
         """Last hidden states (1, S, H) of packed rows `ids` laid out as `arguments`."""
@@ -98,6 +101,18 @@ def frozen_depth(model: nn.Module) -> int:
             break
         depth += 1
     return depth
+
+
+def same_prefix(one: nn.Module, other: nn.Module, depth: int) -> bool:
+    """Whether embeddings and the first `depth` blocks of two models hold the same numbers."""
+    parts = [
+        [model.get_input_embeddings(), *transformer_blocks(model)[:depth]] for model in (one, other)
+    ]
+    tensors = [[p for part in side for p in part.parameters()] for side in parts]
+    return len(tensors[0]) == len(tensors[1]) and all(
+        a.device == b.device and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        for a, b in zip(*tensors, strict=True)
+    )
 
 
 def _place_of(trunk: nn.Module, blocks: nn.ModuleList) -> tuple[nn.Module, str]:

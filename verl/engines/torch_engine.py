@@ -23,7 +23,7 @@ from verl.algorithms.logprobs import entropy_from_logits, logprobs_from_logits
 from verl.engines import attention
 from verl.engines.microbatch import ModelInput, Rows, pack, pad, token_plan
 from verl.engines.optimizer import MasterAdamW, StepResult
-from verl.engines.prefix import FrozenPrefix, frozen_depth
+from verl.engines.prefix import FrozenPrefix, frozen_depth, same_prefix
 from verl.errors import ModelError
 from verl.models.loading import LoadedModel, head_of, safe_pad_id, trunk_of
 
@@ -85,14 +85,17 @@ class TorchEngine:
         nothing where no block is frozen, or where running in two parts is not exact.
 
         Args:
-            of: an engine whose model has the same frozen tensors; its rows are shared.
+            of: an engine whose rows are shared if its frozen part is the same.
         """
-        if not self.packs or self.offload or (of is not None and of.prefix is None):
+        if not self.packs or self.offload:
             return
-        depth = of.prefix.depth if of is not None and of.prefix else frozen_depth(self.model)
+        shared = of.prefix if of is not None else None
+        depth = min(frozen_depth(self.model), shared.depth if shared else 10**9)
         if depth == 0:
             return
-        prefix = FrozenPrefix(self.model, depth, of.prefix.rows if of and of.prefix else None)
+        if shared and of and (depth < shared.depth or not same_prefix(self.model, of.model, depth)):
+            shared = None
+        prefix = FrozenPrefix(self.model, depth, shared.rows if shared else None)
         if self._prefix_is_exact(prefix):
             self.prefix = prefix
 

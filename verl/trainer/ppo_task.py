@@ -70,10 +70,10 @@ class PPOTask:
             return executor.start(role, make)
 
         actor = start("actor", lambda device: build_actor(config, device))
-        critic = start("critic", lambda device: build_critic(config, device))
+        worker = actor.workers[0]
+        critic = start("critic", lambda device: build_critic(config, device, worker))
         reference = None
         if config.train.ppo.needs_reference:
-            worker = actor.workers[0]
             reference = start("ref_policy", lambda device: build_reference(config, device, worker))
         reward = start("reward_model", lambda device: build_reward(config, device))
         return actor, critic, reference, reward

@@ -51,8 +51,13 @@ def build_actor(config: Config, device: torch.device) -> ActorWorker:
     return ActorWorker(engine, sampler)
 
 
-def build_critic(config: Config, device: torch.device) -> CriticWorker:
-    """The value model, by default a copy of the reward model."""
+def build_critic(
+    config: Config, device: torch.device, actor: ActorWorker | None = None
+) -> CriticWorker:
+    """The value model, by default a copy of the reward model.
+
+    Frozen lower blocks that equal those of `actor` are computed once for both.
+    """
     section = config.model.critic
     if section.pretrained_path is None:
         reward = config.model.reward_model
@@ -77,7 +82,7 @@ def build_critic(config: Config, device: torch.device) -> CriticWorker:
         )
     loaded = replace(loaded, model=prepare_for_training(loaded.model, section, "critic"))
     engine = _engine(config, loaded, device, section.dtype)
-    engine.reuse_prefix()
+    engine.reuse_prefix(of=actor.engine if actor is not None else None)
     return CriticWorker(engine)
 
 

@@ -31,6 +31,8 @@ class CriticWorker(TrainedWorker):
         `last_value` is the value of the state after the last response token, for responses that
         were cut and go on with the critic's estimate.
         """
+        if self.engine.prefix is not None:
+            self.engine.prefix.clear()  # rows of the last batch are done with
         rows = response_rows(batch, with_labels=False)
         mask = batch["response_mask"]
         if not bootstrap:
@@ -73,6 +75,4 @@ class CriticWorker(TrainedWorker):
             total = self.engine.backward(response_rows(mini, with_labels=False), loss)
             log.take(self.engine, total, lambda part=part: f"step {step}, samples {part[:8]}")
         self._bad_in_a_row = log.bad_in_a_row
-        if self.engine.prefix is not None:
-            self.engine.prefix.clear()
         return {**log.metrics("value"), "value/clip_fraction": stats.mean("clipped")}
