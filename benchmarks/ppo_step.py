@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -238,6 +239,8 @@ def noise_warnings(results: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Prepare, measure the machine, run the sides one after the other, print and save."""
+    # Ended from outside, the running side must end too: subprocess.run kills it on an exception.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = parse_arguments()
     runs = planned_runs(arguments)
     arguments.workdir.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,6 @@ from verl.trainer.ppo import PPOTrainer
 from verl.utils.data import PromptDataset
 from verl.utils.model import create_llm_model
 
-torch.manual_seed(config.train.seed)  # the order in which the DataLoader draws prompts
-
 # Check the settings and the devices before anything is loaded.
 trainer = Trainer(config=config)
 
@@ -30,7 +28,12 @@ ppo_trainer = PPOTrainer(
 )
 
 dataset = PromptDataset("examples/tutorial/prompts.jsonl", tokenizer=actor.tokenizer)
-dataloader = torch.utils.data.DataLoader(dataset, batch_size=config.data.batch_size, shuffle=True)
+dataloader = torch.utils.data.DataLoader(
+    dataset,
+    batch_size=config.data.batch_size,
+    shuffle=True,
+    generator=torch.Generator().manual_seed(config.train.seed),
+)
 
 history = []
 for epoch in range(config.train.num_epochs):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from verl.cli.main import main
 from verl.models.chat import decode_response
 
 SMALL = [
@@ -69,6 +71,22 @@ def walked(run_verl: Any, tiny_llama: Path, tmp_path_factory: pytest.TempPathFac
     return path
 
 
+@pytest.fixture
+def verl_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Like `run_verl`, in this process: for commands that only read a run, and their coverage."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        try:
+            main([str(argument) for argument in arguments])
+            code: Any = 0
+        except SystemExit as stop:
+            code = stop.code
+        shown = capsys.readouterr()
+        return int(code or 0), shown.out + shown.err
+
+    return run
+
+
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]
@@ -99,9 +117,9 @@ def figures(text: str) -> dict[str, float]:
 
 
 def test_eval_of_a_run_repeats_the_run_s_own_last_evaluation(
-    walked: Walk, run_verl: Any, tmp_path: Path
+    walked: Walk, verl_here: Any, tmp_path: Path
 ) -> None:
-    code, text = run_verl("eval", walked.ppo, "--out", tmp_path / "metrics.json")
+    code, text = verl_here("eval", walked.ppo, "--out", tmp_path / "metrics.json")
     assert code == 0, text
     found = json.loads((tmp_path / "metrics.json").read_text())
     assert found.keys() == figures(text).keys()
@@ -111,38 +129,38 @@ def test_eval_of_a_run_repeats_the_run_s_own_last_evaluation(
         assert value == pytest.approx(last[name], abs=1e-6), name
 
 
-def test_eval_of_a_reward_model_run_and_of_its_export_agree(walked: Walk, run_verl: Any) -> None:
-    code, text = run_verl("eval", walked.rm)
+def test_eval_of_a_reward_model_run_and_of_its_export_agree(walked: Walk, verl_here: Any) -> None:
+    code, text = verl_here("eval", walked.rm)
     assert code == 0, text
     last = records(walked.rm, "eval")[-1]
     assert figures(text)["eval/accuracy"] == pytest.approx(last["eval/accuracy"], abs=1e-4)
     pairs = walked.data / "rm" / "test.parquet"
-    code, again = run_verl("eval", walked.rm / "export", "--pairs", pairs)
+    code, again = verl_here("eval", walked.rm / "export", "--pairs", pairs)
     assert code == 0, again
     assert figures(again) == figures(text)
 
 
 def test_an_exported_checkpoint_equals_the_run_s_own_export(
-    walked: Walk, run_verl: Any, tmp_path: Path
+    walked: Walk, verl_here: Any, tmp_path: Path
 ) -> None:
     for run, extra in ((walked.ppo, ()), (walked.rm, ("score_statistics.json",))):
         out = tmp_path / run.name
-        code, text = run_verl("export", run, "--out", out, "--step", "3")
+        code, text = verl_here("export", run, "--out", out, "--step", "3")
         assert code == 0, text
         for name in ("model.safetensors", "config.json", "tokenizer.json", *extra):
             assert (out / name).read_bytes() == (run / "export" / name).read_bytes(), name
-        code, text = run_verl("export", run, "--out", out)
+        code, text = verl_here("export", run, "--out", out)
         assert code == 2 and "is there already" in text
 
 
 def test_the_exported_policy_answers_in_plain_transformers_as_in_generate(
-    walked: Walk, run_verl: Any, tmp_path: Path
+    walked: Walk, verl_here: Any, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     prompts = walked.data / "rl" / "test.parquet"
     answers = tmp_path / "answers.jsonl"
-    code, text = run_verl(
+    code, text = verl_here(
         "generate", walked.ppo, "--prompts", prompts, "--out", answers, "--limit", 3,
         "--max-tokens", 12,
     )  # fmt: skip
@@ -163,19 +181,19 @@ def test_the_exported_policy_answers_in_plain_transformers_as_in_generate(
 
 
 def test_the_exported_critic_is_a_sequence_classifier_with_one_label(
-    walked: Walk, run_verl: Any, tmp_path: Path
+    walked: Walk, verl_here: Any, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForSequenceClassification
 
     out = tmp_path / "critic"
-    code, text = run_verl("export", walked.ppo, "--out", out, "--role", "critic")
+    code, text = verl_here("export", walked.ppo, "--out", out, "--role", "critic")
     assert code == 0, text
     model, report = AutoModelForSequenceClassification.from_pretrained(
         out, output_loading_info=True
     )
     assert model.config.num_labels == 1
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    code, text = run_verl("export", walked.rm, "--out", tmp_path / "x", "--role", "critic")
+    code, text = verl_here("export", walked.rm, "--out", tmp_path / "x", "--role", "critic")
     assert code == 2 and "a rm checkpoint holds reward_model" in text
     assert not (tmp_path / "x").exists()
 
@@ -192,7 +210,7 @@ def test_resume_reads_the_settings_that_the_run_was_started_with(
     assert segments == [0, 0, 1]
 
 
-def test_misuse_of_eval_is_refused(walked: Walk, run_verl: Any) -> None:
+def test_misuse_of_eval_is_refused(walked: Walk, verl_here: Any) -> None:
     cases = [
         (["eval", walked.ppo, "--step", "newest"], 2, "--step newest"),
         (["eval", walked.ppo, "--step", "77"], 3, "no complete checkpoint of step 77"),
@@ -202,7 +220,7 @@ def test_misuse_of_eval_is_refused(walked: Walk, run_verl: Any) -> None:
         (["export", walked.data, "--out", "x"], 3, "is not a run directory"),
     ]
     for arguments, code, message in cases:
-        found, text = run_verl(*arguments)
+        found, text = verl_here(*arguments)
         assert (found, message in text) == (code, True), text
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,6 +248,18 @@ def test_the_loop_trains_and_prints_what_the_tutorial_shows(folder, tiny, capsys
     assert start.keys() == end.keys()
     assert any(not start[name].equal(end[name].detach()) for name in start), "nothing was learned"
     assert type(found["ppo_trainer"]) is ppo_task.PPOTrainer, "`verl ppo` runs another class"
+
+
+def test_a_base_model_without_a_chat_template_reads_the_prompt_as_it_is(folder, tiny, tiny_llama):
+    base = shutil.copytree(tiny_llama, folder / "base", ignore=shutil.ignore_patterns("*.jinja"))
+    config = tiny(CONFIG).replace(str(tiny_llama), str(base)) + "config.train.num_epochs = 1\n"
+    found = play(folder, config)
+    tokenizer, outputs = found["actor"].tokenizer, found["rollout_outputs"]
+    assert tokenizer.chat_template is None
+    for prompt, row, length in zip(
+        outputs["prompt"], outputs["input_ids"], outputs["prompt_length"], strict=True
+    ):
+        assert tokenizer.decode(row[:length]) == prompt
 
 
 def test_average_reward_is_the_raw_score_while_the_shaped_one_is_normalised(folder, tiny, capsys):

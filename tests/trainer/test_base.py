@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from verl import Trainer
+from verl.config.load import load_config
 from verl.config.schema import Config
-from verl.errors import ConfigError, PlacementError, RunDirectoryError
+from verl.errors import CheckpointError, ConfigError, PlacementError, RunDirectoryError
+from verl.models import precision
 from verl.trainer.base import make_task, train
 
 
@@ -81,3 +83,26 @@ def test_the_start_model_is_not_taken_for_the_best_one(sft: Config) -> None:
     best = json.loads((Path(sft.run_dir) / "checkpoints" / "best.json").read_text())
     assert best["step"] == min(losses, key=losses.__getitem__)
     assert best["metric"] == -losses[best["step"]]
+
+
+def test_a_resumed_run_keeps_the_precision_it_was_started_with(
+    sft: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sft.model.actor.dtype == "auto"
+    rates = {"float32": 1.0, "bfloat16": 5.0}
+    monkeypatch.setattr(precision, "matmul_rates", lambda device: rates)
+    train("sft", sft)
+    saved = load_config(str(Path(sft.run_dir) / "config.yaml")).config
+    assert saved.model.actor.dtype == "bfloat16"
+    assert sft.model.actor.dtype == "auto"
+    whole = (Path(sft.run_dir) / "checkpoints" / "step_000002" / "actor.safetensors").read_bytes()
+
+    rates["bfloat16"] = 1.0  # the same machine while it is busy, or another one
+    train("sft", sft, resume=1)
+    saved = load_config(str(Path(sft.run_dir) / "config.yaml")).config
+    assert saved.model.actor.dtype == "bfloat16"
+    again = (Path(sft.run_dir) / "checkpoints" / "step_000002" / "actor.safetensors").read_bytes()
+    assert again == whole
+    sft.model.actor.dtype = "float32"
+    with pytest.raises(CheckpointError, match=r'model\.actor\.dtype: .*"bfloat16", this run has'):
+        train("sft", sft, resume=1)

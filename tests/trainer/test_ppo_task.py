@@ -107,6 +107,24 @@ def test_bad_gradients_in_a_row_stop_the_run_and_leave_the_batch(
     assert {json.loads(line)["prompt"] for line in dumped} <= prompts
 
 
+def test_bad_gradients_in_a_row_are_counted_across_a_resume(short: Config, tmp_path: Path) -> None:
+    short.train.ppo.epochs, short.train.ppo.max_bad_steps = 1, 2
+
+    def poisoned() -> PPOTask:
+        task = PPOTask(short)
+        parameter = task.trainer.critic.workers[0].engine.trainable()[0][1]
+        parameter.register_hook(lambda gradient: gradient * float("nan"))
+        return task
+
+    first = poisoned()
+    first.step(LoaderBatch(1, 0, [0, 1]), lambda stage: None)
+    first.save(tmp_path)
+    second = poisoned()
+    second.load(tmp_path)
+    with pytest.raises(TrainingStopped, match="critic: 2 optimiser steps in a row"):
+        second.step(LoaderBatch(2, 0, [2, 3]), lambda stage: None)
+
+
 def test_the_answers_of_the_start_policy_are_not_replaced_by_a_win_rate_of_one_half(
     short: Config, write_rows: Any, tmp_path: Path
 ) -> None:

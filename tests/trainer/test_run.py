@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from verl.checkpoint.atomic import remove_stale_temporaries
+from verl.config.schema import Config
+from verl.data.loader import LoaderBatch
 from verl.errors import CheckpointError
 from verl.trainer.random_state import load_rng, save_rng, seed_generators
-from verl.trainer.run import export_to, held_out_line
+from verl.trainer.run import Run, export_to, held_out_line, opened
+from verl.trainer.sft import SFTTask
 
 
 def names(folder: Path) -> list[str]:
@@ -83,3 +88,44 @@ def test_the_held_out_line_shows_what_there_is_with_its_interval() -> None:
     assert held_out_line(4, ppo) == "held out, step 4: score 1.500 ± 0.250  win rate 0.75"
     rm = {"eval/accuracy": 0.9, "eval/accuracy_ci_low": 0.8, "eval/accuracy_ci_high": 0.95}
     assert held_out_line(0, rm).endswith("accuracy 0.900  (95 % CI 0.800 to 0.950)")
+
+
+class DrawingTask(SFTTask):
+    """SFT whose steps also draw from the global generators, as a library might."""
+
+    def __init__(self, config: Config, stop_at: int | None = None) -> None:
+        super().__init__(config)
+        self.stop_at, self.drawn = stop_at, dict[int, list[float]]()
+
+    def step(self, batch: LoaderBatch, on_stage: Callable[[str], None]) -> dict[str, float]:
+        """Draw, then train."""
+        if batch.step == self.stop_at:
+            raise RuntimeError("the lights went out")
+        self.drawn[batch.step] = draws()
+        return super().step(batch, on_stage)
+
+
+def test_a_resumed_run_goes_on_with_the_random_numbers_of_the_uninterrupted_one(
+    config: Config, write_rows: Any, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    config.data.train = write_rows("train", [{"messages": turns}] * 4)
+    config.data.batch_size, config.checkpoint.every = 1, 1
+    seed_generators(1)
+    whole = DrawingTask(config)
+    with opened(config, False) as directory:
+        Run(whole, directory).fit()
+
+    config.run_dir = str(tmp_path / "stopped")
+    seed_generators(1)
+    first = DrawingTask(config, stop_at=3)
+    with opened(config, False) as directory, pytest.raises(RuntimeError, match="lights"):
+        Run(first, directory).fit()
+    seed_generators(2)
+    second = DrawingTask(config)
+    with opened(config, True) as directory:
+        run = Run(second, directory)
+        run.restore(None)
+        run.fit()
+    assert list(second.drawn) == [3, 4]
+    assert first.drawn | second.drawn == whole.drawn

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from verl.cluster.resources import ROLES, resolve_placements
 from verl.config.check import check
+from verl.config.load import load_config
 from verl.config.schema import Config
 from verl.errors import RunDirectoryError
+from verl.models.precision import resolve_dtype
 from verl.trainer.ppo import whole_tree
 from verl.trainer.random_state import seed_generators
 from verl.trainer.run import Run, Task, opened
+
+#: Role and setting of every precision that a stage uses.
+PRECISIONS = {
+    "sft": [("actor", "dtype")],
+    "rm": [("reward_model", "dtype")],
+    "ppo": [
+        ("actor", "dtype"),
+        ("critic", "dtype"),
+        ("ref_policy", "inference_dtype"),
+        ("reward_model", "inference_dtype"),
+    ],
+}
 
 
 class Trainer:
@@ -92,8 +107,31 @@ def train(
             return {}
         if resuming and step is not None and step < 0:
             raise RunDirectoryError(f"--resume {step}: a step is a count, 0 or more")
+        config = settled(config, stage, directory.config)
         seed_generators(config.train.seed)
         run = Run(make_task(stage, config, say), directory)
         if resuming:
             run.restore(step)
         return run.fit()
+
+
+def settled(config: Config, stage: str, saved: Path) -> Config:
+    """The configuration with every `auto` precision of the stage replaced by what it means here.
+
+    A run keeps the precision it started with: measured again on a busy machine, or on another
+    one, `auto` could become another and the resumed run another run.
+
+    Args:
+        saved: config.yaml of the run; there from the second start on.
+    """
+    config = whole_tree(config)
+    before = load_config(str(saved)).config if saved.is_file() else None
+    placements = resolve_placements(config.resource)
+    for role, name in PRECISIONS[stage]:
+        section = getattr(config.model, role)
+        if getattr(section, name) != "auto":
+            continue
+        value = getattr(getattr(before.model, role), name) if before is not None else "auto"
+        kind = "cuda" if placements[role].kind == "gpu" else "cpu"
+        setattr(section, name, str(resolve_dtype(value, kind)).removeprefix("torch."))
+    return config

@@ -26,7 +26,6 @@ class ActorWorker(TrainedWorker):
     def __init__(self, engine: TorchEngine, rollout: RolloutEngine) -> None:
         super().__init__("actor", engine)
         self.rollout = rollout
-        self._bad_in_a_row = 0
 
     @register(transfer_mode="DP_COMPUTE")
     def generate(self, batch: Batch, params: SamplingParams) -> Batch:
@@ -68,7 +67,7 @@ class ActorWorker(TrainedWorker):
         """
         needed = ["advantages", *(["ref_logprobs"] if ppo.kl_loss_coef else [])]
         batch.require(needed, "actor update")
-        log = StepLog("actor", ppo.max_bad_steps, bad_in_a_row=self._bad_in_a_row)
+        log = StepLog("actor", ppo.max_bad_steps, bad_in_a_row=self.bad_in_a_row)
         stats, first = TokenStats(), TokenStats()
         size = ppo.minibatch_size or len(batch)
         for part in minibatches(len(batch), size, ppo.epochs, seed, step):
@@ -77,7 +76,7 @@ class ActorWorker(TrainedWorker):
             rows = response_rows(mini, with_labels=True)
             total = self.engine.backward(rows, loss, temperature, entropy=loss.needs_entropy)
             log.take(self.engine, total, lambda part=part: f"step {step}, samples {part[:8]}")
-        self._bad_in_a_row = log.bad_in_a_row
+        self.bad_in_a_row = log.bad_in_a_row
         return {**log.metrics("policy"), **_policy_metrics(stats, first)}
 
 

@@ -22,7 +22,6 @@ class CriticWorker(TrainedWorker):
 
     def __init__(self, engine: TorchEngine) -> None:
         super().__init__("critic", engine)
-        self._bad_in_a_row = 0
 
     @register(transfer_mode="DP_COMPUTE")
     def values(self, batch: Batch, bootstrap: bool = False) -> Batch:
@@ -53,7 +52,7 @@ class CriticWorker(TrainedWorker):
     ) -> dict[str, float]:
         """Value-loss epochs on one batch; returns `value/*` metrics."""
         batch.require(["values", "returns"], "critic update")
-        log = StepLog("critic", ppo.max_bad_steps, bad_in_a_row=self._bad_in_a_row)
+        log = StepLog("critic", ppo.max_bad_steps, bad_in_a_row=self.bad_in_a_row)
         stats = TokenStats()
         size = ppo.minibatch_size or len(batch)
         for part in minibatches(len(batch), size, ppo.epochs, seed, step):
@@ -74,5 +73,5 @@ class CriticWorker(TrainedWorker):
 
             total = self.engine.backward(response_rows(mini, with_labels=False), loss)
             log.take(self.engine, total, lambda part=part: f"step {step}, samples {part[:8]}")
-        self._bad_in_a_row = log.bad_in_a_row
+        self.bad_in_a_row = log.bad_in_a_row
         return {**log.metrics("value"), "value/clip_fraction": stats.mean("clipped")}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from verl.checkpoint.tensors import load_tensors, save_tensors
+from verl.checkpoint.tensors import load_metadata, load_tensors, save_tensors
 from verl.cluster.dispatch import register
 from verl.config.schema import Optimizer
 from verl.engines.torch_engine import TorchEngine, build_optimizer
@@ -23,6 +24,8 @@ class TrainedWorker:
     def __init__(self, role: str, engine: TorchEngine) -> None:
         self.role, self.engine = role, engine
         self.device = engine.device
+        #: Optimiser steps in a row, up to now, whose gradient was not finite.
+        self.bad_in_a_row = 0
 
     @property
     def tokenizer(self) -> Any:
@@ -39,9 +42,10 @@ class TrainedWorker:
         """Write `<role>.safetensors` with weights and optimiser state into `folder`."""
         if self.engine.optimizer is None:
             raise CheckpointError(f"{self.role} has no optimiser yet; nothing to save")
-        save_tensors(
-            folder / f"{self.role}.safetensors", self.engine.optimizer.state(), {"role": self.role}
-        )
+        # One entry: safetensors writes several in an order of its own, another one each time.
+        facts = json.dumps({"role": self.role, "bad_in_a_row": self.bad_in_a_row})
+        file = folder / f"{self.role}.safetensors"
+        save_tensors(file, self.engine.optimizer.state(), {"facts": facts})
 
     @register(transfer_mode="ONE_TO_ALL")
     def load_state(self, folder: Path) -> None:
@@ -52,6 +56,8 @@ class TrainedWorker:
         if self.engine.optimizer is None:
             raise CheckpointError(f"{self.role}: prepare_training comes before load_state")
         self.engine.optimizer.load_state(load_tensors(file, self.device), str(file))
+        facts = json.loads(load_metadata(file).get("facts", "{}"))
+        self.bad_in_a_row = int(facts.get("bad_in_a_row", 0))
 
     @register(transfer_mode="RANK_ZERO")
     def export(self, folder: Path) -> None:
