@@ -137,7 +137,9 @@ def test_first_ratio_is_that_of_the_first_mini_batch_only(spread: Spread) -> Non
     actor = actor_of(spread("llama"), lr=1e-2)
     batch = actor.logprobs(draw_batch(), 0.7)
     metrics = update_actor(actor, batch, epochs=3, minibatch_size=2)
-    assert metrics["policy/first_ratio_deviation"] <= 1e-5
+    # Packed with other rows than before, a log-prob of -64 differs by a few units in the last place.
+    rounding = 8 * torch.finfo(torch.float32).eps * float(batch["old_logprobs"].abs().max())
+    assert metrics["policy/first_ratio_deviation"] <= rounding < 1e-4
     assert metrics["policy/ratio_max"] > 1.01
     assert actor.engine.optimizer.steps_taken == 9
 
