@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from verl.cli.main import main
 from verl.cli.train import sort_words
 from verl.errors import ConfigError
 
@@ -13,6 +14,8 @@ from verl.errors import ConfigError
     [
         (["a.yaml", "x=1"], ("a.yaml", ["x=1"], None)),
         (["x=1", "y=2"], (None, ["x=1", "y=2"], None)),
+        (["runs/a=b.yaml", "x=1"], ("runs/a=b.yaml", ["x=1"], None)),
+        (["--train.seed=1", "-x"], (None, ["--train.seed=1", "-x"], None)),
         (["4", "x=1"], (None, ["x=1"], 4)),
         (["4", "a.yaml", "x=1"], ("a.yaml", ["x=1"], 4)),
         (["a.yaml", "x=1", "0"], ("a.yaml", ["x=1"], 0)),
@@ -33,3 +36,20 @@ def test_a_step_without_resume_two_steps_and_two_files_are_refused() -> None:
         sort_words("a.yaml", ["4", "5"], resume=True)
     with pytest.raises(ConfigError, match=r"'train\.seed' has no '='"):
         sort_words("a.yaml", ["train.seed"], resume=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["sft", "--train.seed=1"], 2, "settings are written without '--'; write 'train.seed=1'"),
+        (["ppo", "--resme"], 2, "unknown key 'resme'"),
+        (["rm", "--resume", "run_dir=runs/none"], 3, "runs/none holds no run"),
+    ],
+)
+def test_what_a_misspelled_command_line_says(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == code
+    assert message in capsys.readouterr().err

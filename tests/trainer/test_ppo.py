@@ -10,7 +10,7 @@ import torch
 from verl.batch import Batch
 from verl.config.check import check
 from verl.config.schema import Config
-from verl.errors import ConfigError, DataError, VerlError
+from verl.errors import ConfigError, DataError, TrainingStopped
 from verl.monitor.glossary import GLOSSARY
 from verl.trainer.ppo import PPOTrainer
 from verl.workers.create import create_llm_model
@@ -205,7 +205,7 @@ def test_a_score_that_is_no_number_is_an_error_that_names_the_sample(
     config: Config, trainer_of: Any, scores_of: Any
 ) -> None:
     trainer = trainer_of(config, reward_model=scores_of(1.0, float("nan")))
-    with pytest.raises(VerlError, match=r"'given' gave nan for sample 1"):
+    with pytest.raises(TrainingStopped, match=r"'given' gave nan for sample 1"):
         trainer.step(["Hi", "Ho"])
     assert trainer.steps_done == 0
 

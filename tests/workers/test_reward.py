@@ -13,7 +13,7 @@ from tests.engines.conftest import CPU
 from tests.models.test_encoder import save_bert
 from verl.batch import Batch
 from verl.config.schema import Config
-from verl.errors import VerlError
+from verl.errors import TrainingStopped
 from verl.models.chat import render
 from verl.rewards.base import REWARD_SOURCES, reward_source
 from verl.workers.build import build_reward
@@ -80,7 +80,7 @@ def test_score_that_is_not_finite_names_the_sample(bad: float) -> None:
     try:
         reward = RewardWorker(REWARD_SOURCES["test-broken"](), CPU)
         with pytest.raises(
-            VerlError, match=r"'test-broken' gave .* for sample 1 \(2 of 3 .*'a rather longer"
+            TrainingStopped, match=r"'test-broken' gave .* for sample 1 \(2 of 3 .*'a rather longer"
         ):
             reward.score(TEXTS)
     finally:

@@ -9,15 +9,14 @@ from typing import Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Show, describe and explain settings and metrics.")
+from verl.cli.train import PASS_THROUGH, is_setting
 
-#: Lets `--train.seed=1` and `+train.seed=1` reach the loader, whose error names the right spelling.
-PASS_THROUGH = {"ignore_unknown_options": True}
+app = typer.Typer(no_args_is_help=True, help="Show, describe and explain settings and metrics.")
 
 
 def split_source(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Split `[CONFIG] key=value ...` into the file or preset, if one is given, and the overrides."""
-    if arguments and not re.match(r"[-+~]|[^/\\]*=", arguments[0]):
+    if arguments and not is_setting(arguments[0]):
         return arguments[0], list(arguments[1:])
     return None, list(arguments)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verl.errors import ConfigError
+from verl.errors import ConfigError, RunDirectoryError
 
 if TYPE_CHECKING:
     from verl.config.schema import Config as ConfigTree
+
+#: Lets `--train.seed=1` and `+train.seed=1` reach the loader, whose error names the right spelling.
+PASS_THROUGH = {"ignore_unknown_options": True}
 
 Config = Annotated[
     str | None,
@@ -39,9 +43,8 @@ DryRun = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the three training commands to `app`."""
-    app.command("sft")(sft)
-    app.command("rm")(rm)
-    app.command("ppo")(ppo)
+    for command in (sft, rm, ppo):
+        app.command(command.__name__, context_settings=PASS_THROUGH)(command)
 
 
 def sft(
@@ -93,6 +96,14 @@ def run_stage(
     train(stage, resolved.config, resume if step is None else step, say=typer.echo)
 
 
+def is_setting(word: str) -> bool:
+    """Whether a word of the command line is `key=value`, or an option-like try at one.
+
+    A file's path may hold a `=` too, behind a slash or a backslash.
+    """
+    return re.match(r"[-+~]|[^/\\]*=", word) is not None
+
+
 def sort_words(
     source: str | None, settings: list[str], resume: bool
 ) -> tuple[str | None, list[str], int | None]:
@@ -107,7 +118,8 @@ def sort_words(
     """
     words = settings if source is None else [source, *settings]
     steps = [word for word in words if word.isdigit()]
-    files = [word for word in words if not word.isdigit() and "=" not in word]
+    assignments = [word for word in words if is_setting(word)]
+    files = [word for word in words if not word.isdigit() and not is_setting(word)]
     if len(steps) > 1 or (steps and not resume):
         raise ConfigError(
             f"{' '.join(steps)}: a number alone is only understood in `--resume STEP`"
@@ -118,18 +130,27 @@ def sort_words(
         )
     return (
         files[0] if files else None,
-        [word for word in words if "=" in word],
+        assignments,
         int(steps[0]) if steps else None,
     )
 
 
 def _saved_config(settings: list[str]) -> str | None:
-    """The configuration saved in the run directory (that of `settings`, or the default)."""
+    """The configuration saved in the run directory (that of `settings`, or the default).
+
+    Raises:
+        RunDirectoryError: there is none, and `settings` name nothing else to start from.
+    """
     from verl.config.schema import get_default_config
 
     folders = [word.partition("=")[2] for word in settings if word.startswith("run_dir=")]
-    saved = Path(folders[-1] if folders else get_default_config().run_dir) / "config.yaml"
-    return str(saved) if saved.is_file() else None
+    folder = Path(folders[-1] if folders else get_default_config().run_dir)
+    saved = folder / "config.yaml"
+    if saved.is_file():
+        return str(saved)
+    if len(folders) == len(settings):
+        raise RunDirectoryError(f"nothing to resume: {folder} holds no run; set run_dir to one")
+    return None
 
 
 def print_plan(stage: str, config: ConfigTree, full: bool) -> None:

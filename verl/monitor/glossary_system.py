@@ -69,7 +69,12 @@ TIME = (
     _stage_time(
         "evaluate", "Held-out evaluation.", _ALL, "Raise eval.every or lower eval.num_prompts."
     ),
-    _stage_time("save", "Writing checkpoints.", _ALL, "Raise checkpoint.every."),
+    _stage_time(
+        "save",
+        "Writing the checkpoint that came before this step.",
+        _ALL,
+        "Raise checkpoint.every.",
+    ),
     _stage_time(
         "step",
         "The whole training step, without evaluation and saving.",

@@ -107,6 +107,8 @@ class Run:
         self.step = 0
         #: Step and held-out value of the best model so far; larger is better.
         self.best: tuple[int, float] | None = None
+        #: Seconds of a save that no step has reported yet.
+        self.save_seconds = 0.0
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -197,6 +199,8 @@ class Run:
         self.step = batch.step
         metrics.setdefault("time/step", time.perf_counter() - started)
         metrics |= {"data/epoch": float(batch.epoch), "memory/peak_gib": peak_memory_gib()}
+        if self.save_seconds:
+            metrics["time/save"], self.save_seconds = self.save_seconds, 0.0
         self.log.log(self.step, "train", metrics)
         self.progress.step(self.step, metrics)
         return metrics
@@ -227,12 +231,14 @@ class Run:
         return True
 
     def _save(self) -> None:
+        started = time.perf_counter()
         self.log.sync()
         with self.progress.stage("save"):
             self.store.save(self.step, self._write, {"stage": self.task.stage})
             if self.best is not None and self.best[0] == self.step:
                 self.store.mark_best(*self.best)
             self.store.prune()
+        self.save_seconds = time.perf_counter() - started
 
     def _write(self, folder: Path) -> None:
         self.task.save(folder)

@@ -23,8 +23,7 @@ from verl.models.loading import (
 )
 from verl.models.precision import resolve_dtype
 from verl.rewards.model import ModelReward
-from verl.rollout import native as _native  # noqa: F401  (registers the engine)
-from verl.rollout.base import ROLLOUT_ENGINES
+from verl.rollout.base import engine_class
 from verl.seeding import derive_seed
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -41,7 +40,7 @@ def build_actor(config: Config, device: torch.device) -> ActorWorker:
     loaded = replace(loaded, model=prepare_for_training(loaded.model, section, "actor"))
     engine = _engine(config, loaded, device, section.dtype)
     engine.reuse_prefix()
-    sampler = ROLLOUT_ENGINES[config.rollout.engine](
+    sampler = engine_class(config.rollout.engine)(
         engine.model,
         loaded.vocab_size,
         engine.pad_id,

@@ -8,7 +8,7 @@ import torch
 
 from verl.batch import Batch
 from verl.cluster.dispatch import register
-from verl.errors import VerlError
+from verl.errors import TrainingStopped
 from verl.rewards.base import RewardSource
 
 
@@ -30,13 +30,13 @@ class RewardWorker:
         Reads columns `prompt` (messages or text) and `response` (text).
 
         Raises:
-            VerlError: a score is not finite; a failed score is never replaced by a number.
+            TrainingStopped: a score is not finite; a failed score is never replaced by a number.
         """
         batch.require(["prompt", "response"], "score")
         scores = self.source.score(batch["prompt"], batch["response"])
         bad = (~torch.isfinite(scores)).nonzero()[:, 0].tolist()
         if bad:
-            raise VerlError(
+            raise TrainingStopped(
                 f"reward source {self.source.name!r} gave {scores[bad[0]]} for sample {bad[0]} "
                 f"({len(bad)} of {len(scores)} are not finite): {batch['response'][bad[0]][:80]!r}"
             )
