@@ -26,7 +26,7 @@ $(STAMP):
 	  echo "error: $(PYTHON) is missing or older than 3.10; name a newer one: make setup PYTHON=python3.11" >&2; exit 2; }
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  echo "setup: creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv --clear $(VENV); fi
-	@echo "setup: torch (the largest download)"
+	@echo "setup: torch (the largest download; TORCH_ARGS chooses another build)"
 	@$(INSTALL) $(TORCH_ARGS) torch
 	@echo "setup: verl with its pinned dependencies, extras and test tools"
 	@$(INSTALL) -e '.[all,dev]'
