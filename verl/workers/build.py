@@ -60,18 +60,8 @@ def build_critic(
     section = config.model.critic
     if section.pretrained_path is None:
         reward = config.model.reward_model
-        section = section.model_copy(
-            update={
-                name: getattr(reward, name)
-                for name in (
-                    "pretrained_path",
-                    "gguf_file",
-                    "trust_remote_code",
-                    "allow_pickle_weights",
-                )
-            }
-        )
-        section.chat_template = section.chat_template or reward.chat_template
+        template = section.chat_template or reward.chat_template
+        section = section.model_copy(update={**_origin(reward), "chat_template": template})
     loaded = load_value_model(section, "critic", derive_seed(config.train.seed, "value-head"))
     if loaded.kind == "encoder":
         raise ModelError(
@@ -109,23 +99,19 @@ def build_reference(
             return ReferenceWorker(engine)
     if section.pretrained_path is None:
         actor_section = config.model.actor
-        section = section.model_copy(
-            update={
-                name: getattr(actor_section, name)
-                for name in (
-                    "pretrained_path",
-                    "gguf_file",
-                    "chat_template",
-                    "trust_remote_code",
-                    "allow_pickle_weights",
-                )
-            }
-        )
+        template = actor_section.chat_template
+        section = section.model_copy(update={**_origin(actor_section), "chat_template": template})
     loaded = load_causal_lm(section, "ref_policy")
     loaded.model.requires_grad_(False)
     return ReferenceWorker(
         _engine(config, loaded, device, section.inference_dtype, section.offload)
     )
+
+
+def _origin(section: Any) -> dict[str, Any]:
+    """The settings of a role that say where its weights come from and how they may be read."""
+    names = ("pretrained_path", "gguf_file", "trust_remote_code", "allow_pickle_weights")
+    return {name: getattr(section, name) for name in names}
 
 
 def _adapter_off(actor: ActorWorker) -> Callable[[], AbstractContextManager[Any]]:
