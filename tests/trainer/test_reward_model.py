@@ -103,12 +103,14 @@ def test_training_separates_the_two_sides_and_the_statistics_go_with_the_export(
     rm.train.reward_model.lr, rm.train.reward_model.lr_schedule = 3e-3, "constant"
     rm.train.reward_model.use_margin = False
     task = RewardModelTask(rm)
+    before = task.evaluate(0, tmp_path)
     for step in range(1, 11):
         metrics = task.step(LoaderBatch(step, 0, [0, 1, 2]), lambda stage: None)
     assert metrics["rm/accuracy"] == 1.0
     assert metrics["rm/margin_mean"] > 1
     held_out = task.evaluate(10, tmp_path)
     assert held_out["eval/accuracy"] == 1.0
+    assert held_out != before
     assert held_out["eval/accuracy_ci_low"] == pytest.approx(0.4385, abs=1e-4)
     assert held_out["eval/accuracy_ci_high"] == 1.0
     # Chosen answers are the longer ones here, by about as much as they score higher.

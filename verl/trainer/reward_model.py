@@ -40,6 +40,8 @@ class RewardModelTask(SupervisedTask):
 
     stage, role, kind = "rm", "reward_model", "rm"
     best_metric = ("eval/accuracy", True)
+    #: Held-out metrics of the model as it is; None once it has been trained on.
+    _held_out: dict[str, float] | None = None
 
     def _section(self) -> RewardModelTraining:
         return self.config.train.reward_model
@@ -54,6 +56,7 @@ class RewardModelTask(SupervisedTask):
     def step(self, batch: LoaderBatch, on_stage: Callable[[str], None]) -> dict[str, float]:
         """Train on one batch of pairs."""
         self._last = [self.kept[i] for i in batch.indices]
+        self._held_out = None
         pairs = encode_pairs(self.tokenizer, self.rows, self._last, self._limit())
         section = self.config.train.reward_model
         margins = pairs.margins if section.use_margin else None
@@ -91,7 +94,16 @@ class RewardModelTask(SupervisedTask):
         """Accuracy and score statistics on the held-out pairs."""
         if self.eval_rows is None:
             return {}
-        return evaluate_pairs(self.engine, self.eval_rows, self.eval_indices, self._limit())
+        if self._held_out is None:
+            self._held_out = evaluate_pairs(
+                self.engine, self.eval_rows, self.eval_indices, self._limit()
+            )
+        return dict(self._held_out)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        self._held_out = None
+        super().load(folder)
 
     def export(self, folder: Path) -> None:
         """Write the model, and beside it the statistics of its held-out scores."""
