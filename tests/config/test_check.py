@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from verl.config.check import check
-from verl.config.load import load_config, save_resolved
+from verl.config.load import load_config, resolved_text
 from verl.errors import ConfigError
 
 PPO = [
@@ -174,9 +174,9 @@ def test_all_conflicts_are_reported_together():
 
 
 def test_a_resolved_file_brings_no_new_warnings(tmp_path):
-    save_resolved(config(), tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(resolved_text(config()), encoding="utf-8")
     assert check(load_config(str(tmp_path / "config.yaml")).config, "ppo") == []
-    save_resolved(config("train.ppo.kl_target=3"), tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(resolved_text(config("train.ppo.kl_target=3")), "utf-8")
     assert len(check(load_config(str(tmp_path / "config.yaml")).config, "ppo")) == 1
 
 

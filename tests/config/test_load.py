@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.config import Config, get_default_config
-from verl.config.load import PRESETS, load_config, preset_names, save_resolved, settings_of
+from verl.config.load import PRESETS, load_config, preset_names, resolved_text, settings_of
 from verl.config.yaml_tree import dump_yaml, parse_yaml
 from verl.errors import ConfigError
 
@@ -230,7 +230,7 @@ def test_a_saved_tree_reads_back_as_it_was(tmp_path):
             "train.ppo.actor_lr=3.3e-7",
         ],
     ).config
-    save_resolved(config, tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(resolved_text(config), encoding="utf-8")
     again = load_config(str(tmp_path / "config.yaml")).config
     assert again == config
     assert (again.run_dir, again.data.train) == ("null", "1e-5")

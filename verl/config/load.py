@@ -6,7 +6,6 @@ for every setting, where its value came from. Later sources win: defaults, file,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from verl.config.section import Section, describe_validation_error
 from verl.config.yaml_tree import dump_yaml, parse_yaml
 from verl.errors import ConfigError
 
-__all__ = ["Resolved", "as_config", "check", "load_config", "preset_names", "save_resolved"]
+__all__ = ["Resolved", "as_config", "check", "load_config", "preset_names", "resolved_text"]
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT = "default"
@@ -80,12 +79,9 @@ def as_config(settings: Config | Mapping[str, Any]) -> Config:
         raise ConfigError(describe_validation_error(error, "", Config)) from None
 
 
-def save_resolved(config: Config, path: str | Path) -> None:
-    """Write every setting to `path` as YAML that `load_config` reads back unchanged."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(dump_yaml(config.model_dump(mode="json")), encoding="utf-8")
-    os.replace(temporary, path)
+def resolved_text(config: Config) -> str:
+    """Every setting as YAML that `load_config` reads back unchanged."""
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def preset_names() -> list[str]:

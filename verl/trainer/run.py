@@ -23,12 +23,13 @@ from verl.checkpoint.atomic import (
     remove_entry,
     temporary_sibling,
     write_json_atomic,
+    write_text_atomic,
 )
 from verl.checkpoint.fingerprint import fingerprint_config, require_same_fingerprints
 from verl.checkpoint.run_directory import RunDirectory
 from verl.checkpoint.signals import StopSignal
 from verl.checkpoint.store import CheckpointStore
-from verl.config.load import save_resolved
+from verl.config.load import resolved_text
 from verl.config.schema import Config
 from verl.data.loader import LoaderBatch, ResumableLoader
 from verl.errors import CheckpointError, Interrupted, TrainingStopped
@@ -156,7 +157,7 @@ class Run:
             TrainingStopped: an alert whose action is `stop`, or too many bad steps.
         """
         resumed = self.step > 0
-        save_resolved(self.config, self.directory.config)
+        write_text_atomic(self.directory.config, resolved_text(self.config))
         trackers = open_trackers(
             self.config.monitor.trackers, self.directory.path, first_step=self.step + 1
         )
