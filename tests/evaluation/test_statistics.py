@@ -13,6 +13,7 @@ from verl.evaluation.statistics import (
     correlation,
     distinct_n,
     mean_ci95,
+    same_opening,
     standard_deviation,
     wilson_interval,
     wins,
@@ -74,6 +75,14 @@ def test_distinct_n_counts_word_ngrams_over_all_texts() -> None:
     assert distinct_n(texts, 2) == 2 / 4  # ab ba ab, ab
     assert distinct_n(["a"], 2) == 0.0
     assert distinct_n(["", " "], 1) == 0.0
+
+
+def test_same_opening_is_the_share_of_the_most_frequent_first_three_words() -> None:
+    texts = ["One simple tip is", "One  simple tip: no", "One simple tip", "Why?", "One simple way"]
+    assert same_opening(texts) == 2 / 5
+    assert same_opening(texts, words=2) == 4 / 5
+    assert same_opening(["", ""]) == 1.0
+    assert same_opening([]) == 0.0
 
 
 def test_correlation() -> None:

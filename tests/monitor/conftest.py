@@ -89,6 +89,7 @@ def ppo_eval(step: int, total: int, degenerate: bool) -> dict[str, float]:
         "eval/finished_fraction": 0.96 - (0.7 * share if degenerate else -0.02 * share),
         "eval/distinct_1": 0.42 - (0.3 * share if degenerate else 0.03 * share),
         "eval/distinct_2": 0.81 - (0.6 * share if degenerate else 0.05 * share),
+        "eval/same_opening": 0.05 + (0.6 * share if degenerate else 0.05 * share),
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ time/update_critic time/update_actor time/evaluate time/save time/step
 throughput/samples_per_second throughput/tokens_per_second memory/peak_gib data/epoch
 eval/score_greedy_mean eval/score_greedy_ci95 eval/score_sampled_mean eval/score_sampled_ci95
 eval/score_sampled_std eval/win_rate eval/win_rate_ci95 eval/kl_sequence_mean eval/length_mean
-eval/finished_fraction eval/distinct_1 eval/distinct_2
+eval/finished_fraction eval/distinct_1 eval/distinct_2 eval/same_opening
 sft/loss sft/perplexity sft/tokens sft/grad_norm sft/lr eval/loss eval/perplexity
 rm/loss rm/accuracy rm/margin_mean rm/chosen_mean rm/rejected_mean rm/grad_norm rm/lr
 eval/accuracy eval/accuracy_ci_low eval/accuracy_ci_high eval/score_mean eval/score_std

@@ -78,6 +78,7 @@ def test_fall(tmp_path: Path) -> None:
         ({"finished_fraction": 0.9}, {"finished_fraction": 0.7}),
         ({"length_mean": 40.0}, {"length_mean": 15.0}),
         ({"distinct_1": 0.6}, {"distinct_1": 0.35}),
+        ({"same_opening": 0.1}, {"same_opening": 0.7}),
     ],
 )
 def test_each_sign_of_degeneration_alone_spoils_the_verdict(

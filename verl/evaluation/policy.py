@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from verl.algorithms.kl import kl_penalty, sequence_kl
 from verl.batch import Batch
 from verl.checkpoint.atomic import write_text_atomic
-from verl.evaluation.statistics import distinct_n, mean_ci95, standard_deviation, wins
+from verl.evaluation.statistics import (
+    distinct_n,
+    mean_ci95,
+    same_opening,
+    standard_deviation,
+    wins,
+)
 from verl.models.chat import Prompt
 
 if TYPE_CHECKING:
@@ -91,6 +97,7 @@ def _sampled_metrics(
         "eval/finished_fraction": sum(r["finish_reason"] == "stop" for r in records) / len(records),
         "eval/distinct_1": distinct_n(texts, 1),
         "eval/distinct_2": distinct_n(texts, 2),
+        "eval/same_opening": same_opening(texts),
     }
     if trainer.ref_policy is not None:
         batch = trainer.actor.logprobs(batch.send_to(trainer.actor), temperature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 #: Two-sided 95 % quantile of the normal distribution.
@@ -64,6 +65,15 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
         words = _WORD.findall(text)
         grams += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def same_opening(texts: Sequence[str], words: int = 3) -> float:
+    """Share of texts that begin with the most frequent opening of `words` words; 0 for no texts.
+
+    Words are those of `distinct_n`. A shorter text is an opening of its own length.
+    """
+    openings = Counter(tuple(_WORD.findall(text)[:words]) for text in texts)
+    return max(openings.values()) / len(texts) if texts else 0.0
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:

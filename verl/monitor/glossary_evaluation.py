@@ -105,6 +105,14 @@ EVAL_PPO = (
         "falls by less than a third from step 0",
         "See eval/distinct_1.",
     ),
+    Metric(
+        "eval/same_opening",
+        "fraction",
+        "Held-out answers that begin with the same three words.",
+        "answers with the most frequent opening / sampled answers",
+        "below 0.3",
+        "Rises: the policy has found an opening that the reward model likes; raise kl_coef.",
+    ),
 )
 
 EVAL_SUPERVISED = (

@@ -129,11 +129,13 @@ _PPO = (
     ),
     Plot(
         "variety", "Held-out: wins and variety",
-        "Win rate against the start policy; distinct words and word pairs over all answers.",
+        "Win rate against the start policy; distinct words and word pairs over all answers; share "
+        "of answers with the most frequent opening.",
         (Panel("fraction", (
             Curve("eval/win_rate", "win rate", "eval", "eval/win_rate_ci95"),
             Curve("eval/distinct_1", "distinct-1", "eval"),
             Curve("eval/distinct_2", "distinct-2", "eval"),
+            Curve("eval/same_opening", "same opening", "eval"),
         ), (0, 1)),),
     ),
     Plot(

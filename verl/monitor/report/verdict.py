@@ -24,6 +24,8 @@ MAX_FINISHED_DROP = 0.1
 MAX_LENGTH_FACTOR = 2.0
 #: Largest relative fall of distinct-1 and distinct-2.
 MAX_DISTINCT_DROP = 1 / 3
+#: Share of held-out answers that may begin with the same three words.
+MAX_SAME_OPENING = 0.5
 #: Share of held-out prompts that may get the very same answer.
 MAX_SAME_ANSWER = 0.2
 #: |correlation| of score and length differences above which a reward model prefers length.
@@ -178,6 +180,13 @@ def _degeneration(run: RunData, first: dict[str, Any], last: dict[str, Any]) -> 
         if before and after is not None:
             level = "warning" if 1 - after / before > MAX_DISTINCT_DROP else "good"
             findings.append(Finding(level, f"Distinct-{n}: {before:.2f} → {after:.2f}."))
+    before, after = first.get("eval/same_opening"), last.get("eval/same_opening")
+    if before is not None and after is not None:
+        level = "warning" if after > max(MAX_SAME_OPENING, before) else "good"
+        text = (
+            f"Answers with the most frequent opening: {100 * before:.0f} % → {100 * after:.0f} %."
+        )
+        findings.append(Finding(level, text))
     return findings + _same_answers(run)
 
 
