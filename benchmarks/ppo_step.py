@@ -262,7 +262,7 @@ def main() -> None:
             **measured,
         },
         "workload": {
-            "model": content["policy"],
+            "model": Path(content["policy"]).name,
             "prompt_lengths": content["prompt_lengths"],
             "response_length": content["response_length"],
             "ppo_epochs": arguments.ppo_epochs,
