@@ -5,6 +5,7 @@ Subclasses say how rows become tokens and what their loss is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from verl.workers.trained import TrainedWorker
 from verl.workers.updates import StepLog
 
 
-class SupervisedTask:
+class SupervisedTask(ABC):
     """Base of the tasks that train one model on rows with known answers."""
 
     stage: str
@@ -62,14 +63,17 @@ class SupervisedTask:
         self._bad_in_a_row = 0
         self._last: list[int] = []
 
+    @abstractmethod
     def _section(self) -> Optimizer:
-        raise NotImplementedError
+        """The optimiser settings of the stage."""
 
+    @abstractmethod
     def _lr(self) -> float:
-        raise NotImplementedError
+        """The peak learning rate of the stage."""
 
+    @abstractmethod
     def _length(self, row: Mapping[str, Any], where: str) -> int:
-        raise NotImplementedError
+        """Tokens of a row; `where` names it in errors."""
 
     def _within_limit(self, rows: RowDataset) -> list[int]:
         return keep_rows(
