@@ -57,14 +57,6 @@ def test_the_defaults_with_paths_are_without_conflict_or_warning(stage):
             ["train.ppo.overlong_buffer=8", "data.response_length=8"],
         ),
         (["rollout.temperature=0"], ["rollout.temperature=0"]),
-        (
-            ["model.actor.lora={}", "model.actor.train_layers=2"],
-            ["model.actor.lora", "model.actor.train_layers"],
-        ),
-        (
-            ["model.critic.lora={}", "model.critic.train_layers=2"],
-            ["model.critic.lora", "model.critic.train_layers"],
-        ),
         (["model.actor.pretrained_path=null"], ["model.actor.pretrained_path"]),
         (["model.reward_model.pretrained_path=null"], ["model.reward_model.pretrained_path"]),
         (

@@ -149,6 +149,27 @@ def test_lora_trains_adapters_only_and_exports_a_plain_model(
     assert hasattr(engine.model, "disable_adapter")  # the engine's own model is not merged
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_lora_with_train_layers_adapts_the_top_blocks_only(
+    targets: list[str] | str, tiny_llama: Path
+) -> None:
+    engine = policy(tiny_llama, lora=Lora(rank=2, alpha=4, target_modules=targets), train_layers=1)
+    top = len(transformer_blocks(engine.model)) - 1
+    names = [name for name, _ in engine.trainable()]
+    assert names and all(f".layers.{top}." in name and "lora_" in name for name in names)
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in names}
+    assert layers == set(targets) if targets != "all-linear" else len(layers) == 7
+    engine.reuse_prefix()
+    assert engine.prefix is not None and engine.prefix.depth == top
+
+
+def test_lora_on_layers_that_are_not_there_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.actor\.lora\.target_modules.*names no linear"):
+        policy(tiny_llama, lora=Lora(target_modules=["qkv"]), train_layers=1)
+    with pytest.raises(ModelError, match="train_layers is 9, but there are"):
+        policy(tiny_llama, lora=Lora(), train_layers=9)
+
+
 def test_lora_critic_trains_its_head_and_exports(tiny_llama: Path, tmp_path: Path) -> None:
     engine = value_model(tiny_llama, lora=Lora(rank=2, alpha=4, target_modules=["q_proj"]))
     names = {n for n, _ in engine.trainable()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
-from verl.config.schema import Config, PretrainedModel, TrainedModel
+from verl.config.schema import Config, PretrainedModel
 from verl.config.section import Section
 from verl.errors import ConfigError
 
@@ -28,7 +28,7 @@ def check(config: Config, stage: str) -> list[str]:
     """
     if stage not in get_args(Stage):
         raise ValueError(f"unknown stage {stage!r}; stages are {', '.join(get_args(Stage))}")
-    problems = [*_missing(config, stage), *_adapter_conflicts(config, stage)]
+    problems = list(_missing(config, stage))
     warnings = list(_held_out(config))
     if stage == "ppo":
         for find_problems in (_batches, _lengths, _sampling):
@@ -57,17 +57,6 @@ def _missing(config: Config, stage: str) -> Iterator[str]:
             yield (
                 f"model.{role}.gguf_file needs model.{role}.pretrained_path, the folder or hub id that "
                 "holds the file"
-            )
-
-
-def _adapter_conflicts(config: Config, stage: str) -> Iterator[str]:
-    trained = {"sft": ("actor",), "rm": ("reward_model",), "ppo": ("actor", "critic")}[stage]
-    for role in trained:
-        model: TrainedModel = getattr(config.model, role)
-        if model.lora is not None and model.train_layers is not None:
-            yield (
-                f"model.{role}.lora and model.{role}.train_layers exclude each other: train adapters, "
-                "or the upper blocks; set one of them to null"
             )
 
 

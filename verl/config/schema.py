@@ -83,7 +83,8 @@ class TrainedModel(PretrainedModel):
     train_layers: PositiveInt | None = Field(
         None,
         description="Train only this many transformer blocks, counted from the top, and the final norm "
-        "and value head; embeddings and the blocks below stay frozen. Saves time and memory.",
+        "and value head; embeddings and the blocks below stay frozen. Saves time and memory. With "
+        "`lora`, only these blocks get adapters.",
     )
     gradient_checkpointing: bool = Field(
         False,

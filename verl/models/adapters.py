@@ -38,11 +38,34 @@ def _with_lora(model: nn.Module, section: TrainedModel, role: str) -> nn.Module:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
-        target_modules=lora.target_modules,
+        target_modules=_adapted_layers(model, section, role),
         task_type="SEQ_CLS" if value_model else "CAUSAL_LM",
         modules_to_save=["score"] if value_model else None,
     )
     return peft.get_peft_model(model, config)
+
+
+def _adapted_layers(model: nn.Module, section: TrainedModel, role: str) -> list[str] | str:
+    """What gets adapters: the named layers, with `train_layers` only those of the top blocks."""
+    assert section.lora is not None
+    wanted = section.lora.target_modules
+    if section.train_layers is None:
+        return wanted
+    top = _top_blocks(model, section.train_layers, role)
+    inside = {id(module) for block in top for module in block.modules()}
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and id(module) in inside
+        and (wanted == "all-linear" or name.rpartition(".")[2] in wanted)
+    ]
+    if not names:
+        raise ModelError(
+            f"model.{role}.lora.target_modules: {wanted} names no linear layer in the top "
+            f"{len(top)} blocks"
+        )
+    return names
 
 
 def transformer_blocks(model: nn.Module) -> nn.ModuleList:
@@ -55,15 +78,19 @@ def transformer_blocks(model: nn.Module) -> nn.ModuleList:
     raise ModelError(f"{type(trunk).__name__}: cannot find its {count} transformer blocks")
 
 
-def train_top_blocks(model: nn.Module, count: int, role: str) -> None:
-    """Freeze everything but the last `count` blocks, the final norm and the value head."""
-    blocks = transformer_blocks(model)
+def _top_blocks(model: nn.Module, count: int, role: str) -> list[nn.Module]:
+    blocks = list(transformer_blocks(model))
     if count > len(blocks):
         raise ModelError(
             f"model.{role}.train_layers is {count}, but there are {len(blocks)} blocks"
         )
-    block_ids = {id(p) for block in blocks for p in block.parameters()}
-    top = {id(p) for block in list(blocks)[-count:] for p in block.parameters()}
+    return blocks[-count:]
+
+
+def train_top_blocks(model: nn.Module, count: int, role: str) -> None:
+    """Freeze everything but the last `count` blocks, the final norm and the value head."""
+    block_ids = {id(p) for block in transformer_blocks(model) for p in block.parameters()}
+    top = {id(p) for block in _top_blocks(model, count, role) for p in block.parameters()}
     embedding = {id(p) for p in model.get_input_embeddings().parameters()}
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     embedding |= {id(p) for p in output.parameters()} if output is not None else set()

@@ -23,6 +23,7 @@ from torch import nn
 from verl.config.schema import CriticModel, PretrainedModel, RewardModel
 from verl.errors import ModelError
 from verl.models.chat import load_tokenizer, stop_ids
+from verl.models.gguf import read_once
 from verl.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -54,16 +55,17 @@ def load_causal_lm(section: PretrainedModel, role: str) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     path = required_path(section, role)
-    with _explained(path, role):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, **_options(section)
-        )
+    with read_once(section.gguf_file):
+        with _explained(path, role):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path, output_loading_info=True, **_options(section)
+            )
+        tokenizer = tokenizer_of(section, path)
     if info["missing_keys"] and not section.gguf_file:
         raise ModelError(
             f"{role}: {path!r} lacks weights of a language model, which would be random numbers: "
             f"{', '.join(sorted(info['missing_keys'])[:5])}. Name a causal language model."
         )
-    tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
     return _finish(model, tokenizer, "causal")
@@ -80,8 +82,9 @@ def load_value_model(section: CriticModel | RewardModel, role: str, seed: int) -
         ModelError: as above, or an architecture without a sequence-classification form.
     """
     path = required_path(section, role)
-    model, fresh = _sequence_classifier(section, path, role, seed)
-    tokenizer = tokenizer_of(section, path)
+    with read_once(section.gguf_file):
+        model, fresh = _sequence_classifier(section, path, role, seed)
+        tokenizer = tokenizer_of(section, path)
     _drop_quantisation_record(model)
     _fit_vocabulary(model, tokenizer, role)
     kind: Literal["value", "encoder"] = (

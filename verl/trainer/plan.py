@@ -19,6 +19,7 @@ from verl.data.datasets import DataProvider
 from verl.data.loader import ResumableLoader
 from verl.data.schema import Kind
 from verl.errors import ModelError
+from verl.models.gguf import read_once
 from verl.models.loading import required_path
 from verl.models.precision import resolve_dtype
 from verl.workers.updates import optimizer_steps
@@ -171,13 +172,13 @@ def _role(config: Config, role: str, device: str, trained: bool) -> RolePlan:
 
 
 def _trained_parameters(section: TrainedModel, total: int, block: int, outside: int) -> int:
-    if section.lora is not None:
-        # A linear layer of n x m weights gets rank * (n + m); with n about m this is the share.
-        side = max(1, round((block / 12) ** 0.5))
-        return min(total, (total - outside) // (side * side) * 2 * side * section.lora.rank)
-    if section.train_layers is not None:
-        return min(total, block * section.train_layers)
-    return total
+    every = total - outside
+    top = total if section.train_layers is None else min(total, block * section.train_layers)
+    if section.lora is None:
+        return top
+    # A linear layer of n x m weights gets rank * (n + m); with n about m this is the share.
+    side = max(1, round((block / 12) ** 0.5))
+    return min(total, min(every, top) // (side * side) * 2 * side * section.lora.rank)
 
 
 def _count(section: PretrainedModel, path: str, causal: bool) -> tuple[int, int, int]:
@@ -188,7 +189,9 @@ def _count(section: PretrainedModel, path: str, causal: bool) -> tuple[int, int,
     if section.gguf_file:
         options["gguf_file"] = section.gguf_file
     try:
-        config = AutoConfig.from_pretrained(path, **options)
+        # Kept, for the model is loaded from the same file right after the plan.
+        with read_once(section.gguf_file, keep=True):
+            config = AutoConfig.from_pretrained(path, **options)
         with torch.device("meta"):
             trunk = AutoModel.from_config(config)
             model = AutoModelForCausalLM.from_config(config) if causal else trunk
