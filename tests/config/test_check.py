@@ -145,10 +145,10 @@ def test_adaptive_control_of_a_zero_coefficient_is_warned_of():
 
 
 def test_settings_of_other_stages_do_not_stop_a_stage():
-    settings = ["data.seq_length=8", "train.ppo.minibatch_size=7", "model.reward_model.lora={}"]
-    settings += ["model.reward_model.train_layers=1", "rollout.temperature=0"]
+    settings = ["data.seq_length=8", "train.ppo.minibatch_size=7", "rollout.temperature=0"]
+    settings += ["model.reward_model.pretrained_path=null"]
     assert check(config(*settings), "sft") == []
-    with pytest.raises(ConfigError, match="model.reward_model.lora"):
+    with pytest.raises(ConfigError, match="model.reward_model.pretrained_path"):
         check(config(*settings), "rm")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +15,7 @@ gguf = pytest.importorskip("gguf")
 class _Counting:
     """Stands for the reader: keeps what it was asked to parse."""
 
-    parsed: list[tuple[str, str]] = []
+    parsed: ClassVar[list[tuple[str, str]]] = []
 
     def __init__(self, path: Any, mode: str = "r") -> None:
         self.parsed.append((Path(path).read_text(), mode))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from verl.errors import DataError, ModelError
 from verl.rollout.attention import grouped_attention
 from verl.rollout.base import Completion, SamplingParams, rollout_engine
 from verl.rollout.cache import WindowCache
+from verl.rollout.packed import packed_linears, packing_pays
 from verl.rollout.sampling import UnusableLogitsError, draw, uniforms
 
 # A prefill batch is closed when its padding would exceed this many tokens: about what the
@@ -91,13 +92,19 @@ class NativeEngine:
         self._check(prompts, params, seeds)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         completions: dict[int, Completion] = {}
-        with _frozen(self.model), grouped_attention(self.model):
+        with _frozen(self.model), grouped_attention(self.model), self._fast_linears(len(prompts)):
             for start in range(0, len(order), self.max_rows):
                 rows = order[start : start + self.max_rows]
                 draws = np.stack([uniforms(seeds[i], params.max_tokens) for i in rows])
                 group = _Group(rows, [prompts[i] for i in rows], draws, self.device)
                 completions.update(self._generate_group(group, params))
         return [completions[i] for i in range(len(prompts))]
+
+    def _fast_linears(self, prompts: int) -> AbstractContextManager[None]:
+        # A single row is bound by the weights' trip through memory, which no layout shortens.
+        if prompts == 1 or not packing_pays():
+            return nullcontext()
+        return packed_linears(self.model, min(prompts, self.max_rows))
 
     def _generate_group(self, group: _Group, params: SamplingParams) -> dict[int, Completion]:
         """Decode one group until each of its rows has finished; return {prompt index: ...}."""
