@@ -332,9 +332,10 @@ class Train(Section):
     total_steps: PositiveInt | None = Field(
         None, description="Stop after this many steps, even inside an epoch."
     )
-    tokens_per_microbatch: PositiveInt = Field(
-        1024,
-        description="Tokens that go through a model at once. Changes memory and speed, never the result.",
+    tokens_per_microbatch: PositiveInt | None = Field(
+        None,
+        description="Tokens that go through a model at once. Changes memory and speed, never the "
+        "result. Default: 512 on a CPU, 8192 on a GPU.",
     )
     deterministic: bool = Field(
         False,

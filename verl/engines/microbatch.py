@@ -15,6 +15,16 @@ from torch import Tensor
 from verl.algorithms.partition import plan_microbatches
 
 
+#: Tokens in one forward pass where the configuration names no number. A CPU's matrix products are
+#: at their full rate from about 256 rows on, so more tokens would only cost memory there.
+DEFAULT_TOKENS = {"cpu": 512, "cuda": 8192}
+
+
+def tokens_at_once(setting: int | None, device: torch.device) -> int:
+    """Tokens in one forward pass on `device`: the setting, or what suits the device."""
+    return setting or DEFAULT_TOKENS.get(device.type, DEFAULT_TOKENS["cuda"])
+
+
 @dataclass(frozen=True)
 class Rows:
     """Token rows and what is read from them.

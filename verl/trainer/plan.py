@@ -18,6 +18,7 @@ from verl.config.schema import Config, PretrainedModel, TrainedModel
 from verl.data.datasets import DataProvider
 from verl.data.loader import ResumableLoader
 from verl.data.schema import Kind
+from verl.engines.microbatch import tokens_at_once
 from verl.errors import ModelError
 from verl.models.gguf import read_once
 from verl.models.loading import required_path
@@ -56,13 +57,20 @@ def plan_lines(config: Config, stage: str) -> list[str]:
         ConfigError, DataError, ModelError, PlacementError: what would stop the run at its start.
     """
     roles = list(_roles(config, stage))
+    setting = config.train.tokens_per_microbatch
+    tokens = max(tokens_at_once(setting, torch.device(_kind(role.device))) for role in roles)
     return [
         f"{stage}: run directory {config.run_dir}",
         *_arithmetic(config, stage),
         *(role.line() for role in roles),
         f"  {'together':<13}{sum(role.bytes for role in roles) / GIB:.2f} GiB, and activations of "
-        f"{config.train.tokens_per_microbatch} tokens at a time",
+        f"{tokens} tokens at a time",
     ]
+
+
+def _kind(placement: str) -> str:
+    """What torch calls the devices of a placement such as gpu[0]."""
+    return "cuda" if placement.startswith("gpu") else "cpu"
 
 
 def _arithmetic(config: Config, stage: str) -> Iterator[str]:
@@ -154,7 +162,7 @@ def _role(config: Config, role: str, device: str, trained: bool) -> RolePlan:
     own: Any = getattr(config.model, role)
     causal = role in ("actor", "ref_policy")
     parameters, blocks, outside = _count(section, path, causal)
-    kind = "cuda" if device.startswith("gpu") else "cpu"
+    kind = _kind(device)
     dtype = resolve_dtype(own.dtype if trained else own.inference_dtype, kind)
     width = torch.finfo(dtype).bits // 8
     learned = _trained_parameters(own, parameters, blocks, outside) if trained else 0

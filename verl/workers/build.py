@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from verl.config.schema import Config
+from verl.engines.microbatch import tokens_at_once
 from verl.engines.torch_engine import TorchEngine
 from verl.errors import ModelError
 from verl.models.adapters import frozen_copy, prepare_for_training
@@ -94,7 +95,7 @@ def build_reference(
         offloads = section.offload and device.type != "cpu"
         if dtype == actor.engine.dtype and not offloads:
             twin = replace(actor.engine.loaded, model=frozen_copy(actor.engine.model))
-            engine = TorchEngine(twin, device, dtype, config.train.tokens_per_microbatch)
+            engine = TorchEngine(twin, device, dtype, actor.engine.tokens_per_microbatch)
             engine.reuse_prefix(of=actor.engine)
             return ReferenceWorker(engine)
     if section.pretrained_path is None:
@@ -146,7 +147,7 @@ def _engine(
         loaded,
         device,
         resolve_dtype(dtype, str(device)),
-        config.train.tokens_per_microbatch,
+        tokens_at_once(config.train.tokens_per_microbatch, device),
         offload,
     )
 
