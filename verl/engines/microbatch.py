@@ -14,7 +14,6 @@ from torch import Tensor
 
 from verl.algorithms.partition import plan_microbatches
 
-
 #: Tokens in one forward pass where the configuration names no number. A CPU's matrix products are
 #: at their full rate from about 256 rows on, so more tokens would only cost memory there.
 DEFAULT_TOKENS = {"cpu": 512, "cuda": 8192}

@@ -2,7 +2,7 @@
 
 A matrix product with 2 to 48 rows runs far below a CPU's rate: the weights pass through the cache
 once for very little work. oneDNN is 1.1 to 1.6 times as fast there with weights that it has
-reordered beforehand, and twice on the LM head (benchmarks/decode.py). Reordering costs about one
+reordered beforehand, and twice on the LM head (benchmarks/rollout.py). Reordering costs about one
 pass over the weights, once per rollout, and one more copy of them while the rollout lasts.
 """
 
