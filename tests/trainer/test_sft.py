@@ -108,13 +108,13 @@ def test_the_dump_holds_the_rows_of_the_last_batch(sft: Config, tmp_path: Path) 
     assert (tmp_path / "batch_step_000001.jsonl").read_text().count("Be brief.") == 1
 
 
-def test_bad_steps_in_a_row_are_counted_across_a_resume(sft: Config) -> None:
+def test_bad_steps_in_a_row_are_counted_across_a_resume(sft: Config, tmp_path: Path) -> None:
     task = SFTTask(sft)
     parameter = task.engine.trainable()[0][1]
     parameter.register_hook(lambda gradient: gradient * float("nan"))
     task.step(LoaderBatch(1, 0, [0]), lambda stage: None)
     task.step(LoaderBatch(2, 0, [1]), lambda stage: None)
-    assert task.state() == {"bad_in_a_row": 2}
+    task.save(tmp_path)
     again = SFTTask(sft)
-    again.load_state(task.state())
-    assert again.state() == {"bad_in_a_row": 2}
+    again.load(tmp_path)
+    assert again.worker.bad_in_a_row == 2

@@ -39,7 +39,8 @@ class SupervisedTask(ABC):
             self.role,
             lambda device: TrainedWorker(self.role, build_trainable(config, self.role, device)),
         )
-        self.engine = self.group.workers[0].engine
+        self.worker: TrainedWorker = self.group.workers[0]
+        self.engine = self.worker.engine
         self.tokenizer = self.group.tokenizer
         provider = DataProvider(config)
         self.rows = provider.train(self.kind)
@@ -60,7 +61,6 @@ class SupervisedTask(ABC):
             source=str(self.rows.path),
         )
         self.group.prepare_training(self.section, self._lr(), self.loader.total_steps)
-        self._bad_in_a_row = 0
         self._last: list[int] = []
 
     @abstractmethod
@@ -82,11 +82,11 @@ class SupervisedTask(ABC):
 
     def new_log(self) -> StepLog:
         """Log of the optimiser steps of one training step; remembers bad steps across them."""
-        return StepLog(self.role, self.section.max_bad_steps, bad_in_a_row=self._bad_in_a_row)
+        return StepLog(self.role, self.section.max_bad_steps, bad_in_a_row=self.worker.bad_in_a_row)
 
     def close_log(self, log: StepLog, prefix: str) -> dict[str, float]:
         """Metrics of the log; keeps the count of bad steps."""
-        self._bad_in_a_row = log.bad_in_a_row
+        self.worker.bad_in_a_row = log.bad_in_a_row
         return {k: v for k, v in log.metrics(prefix).items() if not k.endswith("skipped_steps")}
 
     def save(self, folder: Path) -> None:
@@ -98,12 +98,12 @@ class SupervisedTask(ABC):
         self.group.load_state(folder)
 
     def state(self) -> dict[str, Any]:
-        """Bad steps in a row so far."""
-        return {"bad_in_a_row": self._bad_in_a_row}
+        """Nothing: all that a step depends on is in the worker's state and the loader's."""
+        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore `state()`."""
-        self._bad_in_a_row = int(state["bad_in_a_row"])
+        """Restore `state()`: nothing."""
+        del state
 
     def inputs(self) -> dict[str, str]:
         """Fingerprints of the start model and the data."""
