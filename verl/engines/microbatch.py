@@ -14,8 +14,8 @@ from torch import Tensor
 
 from verl.algorithms.partition import plan_microbatches
 
-#: Tokens in one forward pass where the configuration names no number. A CPU's matrix products are
-#: at their full rate from about 256 rows on, so more tokens would only cost memory there.
+#: Tokens in one forward pass where the configuration names no number. On a CPU 512 were faster than
+#: 1,024 and need less memory (docs/results.md); the number for GPUs is not measured yet.
 DEFAULT_TOKENS = {"cpu": 512, "cuda": 8192}
 
 

@@ -1,9 +1,9 @@
 """Linear layers whose weights lie as oneDNN likes them, for decoding a few rows at a time.
 
 A matrix product with 2 to 48 rows runs far below a CPU's rate: the weights pass through the cache
-once for very little work. oneDNN is 1.1 to 1.6 times as fast there with weights that it has
-reordered beforehand, and twice on the LM head (benchmarks/rollout.py). Reordering costs about one
-pass over the weights, once per rollout, and one more copy of them while the rollout lasts.
+once for very little work. oneDNN is faster there with weights that it has reordered beforehand.
+Reordering costs about one pass over the weights, once per rollout, and one more copy of them while
+the rollout lasts. Figures: docs/decisions/005-packed-decoding.md, benchmarks/rollout.py.
 """
 
 from __future__ import annotations
