@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from verl.config.schema import Config
+from verl.config.schema import ActorModel, Config, Lora
 from verl.errors import DataError, ModelError, PlacementError
 from verl.models.loading import load_causal_lm
-from verl.trainer.plan import plan_lines, step_sizes
+from verl.trainer.plan import _trained_parameters, plan_lines, step_sizes
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,17 @@ def test_parameters_are_those_of_the_loaded_models(planned: Config, tiny_llama: 
     block = sum(p.numel() for p in loaded.model.layers[0].parameters())
     assert roles["actor"].trained == pytest.approx(block, rel=0.01)
     assert roles["ref_policy"].bytes == 4 * roles["actor"].trained
+
+
+def test_adapters_of_the_top_blocks_count_by_blocks() -> None:
+    # 30 blocks of 12 x 4 x 4 weights under 100 of embeddings: 96 per block with rank 1.
+    total, block, outside = 30 * 192 + 100, 192, 100
+    every = _trained_parameters(ActorModel(lora=Lora(rank=1)), total, block, outside)
+    assert every == 30 * 96
+    top = ActorModel(lora=Lora(rank=1), train_layers=6)
+    assert _trained_parameters(top, total, block, outside) == 6 * 96
+    assert _trained_parameters(ActorModel(train_layers=6), total, block, outside) == 6 * block
+    assert _trained_parameters(ActorModel(), total, block, outside) == total
 
 
 def test_each_stage_plans_its_own_roles(planned: Config) -> None:
