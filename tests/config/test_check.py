@@ -144,6 +144,13 @@ def test_adaptive_control_of_a_zero_coefficient_is_warned_of():
     ]
 
 
+def test_ppo_needs_the_evaluation_of_the_start_policy():
+    settings = config("eval.at_start=false")
+    with pytest.raises(ConfigError, match=r"eval.at_start=false.*start policy"):
+        check(settings, "ppo")
+    assert check(settings, "rm") == []
+
+
 def test_settings_of_other_stages_do_not_stop_a_stage():
     settings = ["data.seq_length=8", "train.ppo.minibatch_size=7", "rollout.temperature=0"]
     settings += ["model.reward_model.pretrained_path=null"]

@@ -9,7 +9,7 @@ import torch
 
 from verl.config.schema import ActorModel
 from verl.engines.microbatch import Rows
-from verl.engines.prefix import frozen_depth
+from verl.engines.prefix import KnownRows, frozen_depth
 from verl.engines.torch_engine import TorchEngine
 from verl.models.adapters import frozen_copy, prepare_for_training
 from verl.models.loading import load_causal_lm
@@ -126,3 +126,51 @@ def test_a_model_with_other_frozen_numbers_keeps_its_own_rows(tiny_llama: Path) 
     third.reuse_prefix(of=engine)
     assert third.prefix is not None
     assert third.prefix.rows is not engine.prefix.rows
+
+
+def test_a_row_is_known_as_the_start_of_a_longer_one() -> None:
+    known, states = KnownRows(), torch.randn(4, 2)
+    known.add(torch.tensor([5, 6, 7, 8]), states)
+    known.add(torch.tensor([5, 6, 9]), torch.zeros(3, 2))
+    known.add(torch.tensor([4]), torch.zeros(1, 2))
+    for length in (1, 2, 3, 4):
+        found = known.find(torch.tensor([5, 6, 7, 8][:length]))
+        assert found is not None
+        assert found.shape == (length, 2)
+    assert torch.equal(known.find(torch.tensor([5, 6, 7])), states[:3])
+    for unknown in ([5, 6, 7, 8, 1], [5, 7], [6, 7], [9], [5, 6, 7 + 2**32]):
+        assert known.find(torch.tensor(unknown)) is None
+    known.clear()
+    assert len(known) == 0
+    assert known.find(torch.tensor([5])) is None
+
+
+def test_a_longer_row_of_another_model_serves_a_shorter_one(tiny_llama: Path) -> None:
+    from dataclasses import replace
+
+    engine, rows = engine_of(tiny_llama), some_rows()
+    alone, _ = engine.logprobs(rows, 1.0)
+    engine.reuse_prefix()
+    assert engine.prefix is not None
+    twin = TorchEngine(
+        replace(engine.loaded, model=frozen_copy(engine.model)), CPU, torch.float32, 40
+    )
+    twin.reuse_prefix(of=engine)
+    longer = [torch.cat([row, torch.tensor([1, 2])]) for row in rows.ids]
+    twin.logprobs(Rows(longer, rows.reads, rows.labels), 1.0)
+    runs: list[int] = []
+    handle = engine.prefix.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    shared, _ = engine.logprobs(rows, 1.0)
+    handle.remove()
+    assert not runs
+    assert torch.allclose(shared, alone, atol=1e-6)
+
+
+def test_a_frozen_model_alone_keeps_no_rows(tiny_llama: Path) -> None:
+    engine = engine_of(tiny_llama)
+    engine.model.requires_grad_(False)
+    engine.reuse_prefix()
+    assert engine.prefix is None
+    whole = engine_of(tiny_llama, train_layers=None)
+    engine.reuse_prefix(of=whole)
+    assert engine.prefix is None

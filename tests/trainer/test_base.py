@@ -72,6 +72,13 @@ def test_a_run_returns_its_last_held_out_metrics_and_an_earlier_run_is_not_overw
     assert train("sft", sft, resume=1)["eval/loss"] == metrics["eval/loss"]
 
 
+def test_a_run_without_an_evaluation_at_the_start(sft: Config) -> None:
+    sft.eval.at_start = False
+    train("sft", sft)
+    lines = [json.loads(x) for x in (Path(sft.run_dir) / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [lines[-1]["step"]]
+
+
 def test_the_start_model_is_not_taken_for_the_best_one(sft: Config) -> None:
     # So large a rate that the first steps can only make the held-out loss worse.
     sft.train.sft.lr, sft.train.num_epochs, sft.eval.every = 1.0, 2, 2

@@ -48,6 +48,13 @@ def test_the_arithmetic_of_ppo(planned: Config) -> None:
     assert "at most 240 sampled (response_length 8), prompts up to 88" in text
 
 
+def test_the_number_of_evaluations_without_the_one_at_the_start(planned: Config) -> None:
+    planned.eval.at_start = False
+    assert "3 rows, 3 times" in "\n".join(plan_lines(planned, "ppo"))
+    planned.eval.every = 0
+    assert "3 rows, 1 time\n" in "\n".join(plan_lines(planned, "ppo"))
+
+
 def test_the_steps_of_the_actor_after_the_critic_warm_up(planned: Config) -> None:
     planned.train.ppo.critic_warmup_steps = 3
     text = "\n".join(plan_lines(planned, "ppo"))

@@ -275,6 +275,23 @@ def test_with_several_optimiser_steps_the_first_ratio_is_one(
     assert metrics["rollout/logprob_gap_max"] < 1e-4
 
 
+def test_trusted_logprobs_are_the_samplers_and_are_not_computed_again(
+    config: Config, trainer_of: Any, prompts: list[str]
+) -> None:
+    config.train.ppo.minibatch_size, config.rollout.temperature = 2, 0.7
+    config.rollout.trust_logprobs = True
+    trainer = trainer_of(config)
+    stages: list[str] = []
+    trainer.on_stage = stages.append
+    batch = trainer.compute_rewards(trainer.rollout(prompts))
+    assert "old_logprobs" not in stages
+    assert torch.equal(batch["old_logprobs"], batch["rollout_logprobs"])
+    trainer.update(trainer.compute_advantages(batch))
+    assert 0 < trainer.metrics["policy/first_ratio_deviation"] < 1e-4
+    assert trainer.metrics["policy/entropy"] > 0
+    assert "rollout/logprob_gap_max" not in trainer.metrics
+
+
 def test_one_epoch_in_two_minibatches_is_not_a_single_on_policy_step(
     config: Config, trainer_of: Any, prompts: list[str]
 ) -> None:

@@ -13,11 +13,13 @@ from verl.batch import Batch
 from verl.config.schema import Config
 from verl.errors import ConfigError, ModelError
 from verl.models.chat import prompt_ids, stop_ids
+from verl.models.loading import load_value_model, save_model
 from verl.rollout.base import SamplingParams
 from verl.workers.build import (
     build_actor,
     build_critic,
     build_reference,
+    build_reward,
     build_trainable,
     describe_load,
 )
@@ -47,6 +49,30 @@ def test_actor_samples_and_scores_with_one_set_of_weights(config: Config) -> Non
     assert first["input_ids"].tolist() != again["input_ids"].tolist()
     assert torch.allclose(again["old_logprobs"], again["rollout_logprobs"], atol=1e-3)
     assert actor.parameter_count()[0] == actor.parameter_count()[1]
+
+
+def test_reward_model_of_the_same_trunk_shares_the_actors_rows(
+    config: Config, tiny_llama: Path, tmp_path: Path
+) -> None:
+    section = config.model.reward_model.model_copy(update={"pretrained_path": str(tiny_llama)})
+    save_model(load_value_model(section, "reward_model", seed=3), tmp_path / "rm")
+    config.model.reward_model.pretrained_path = str(tmp_path / "rm")
+    config.model.reward_model.inference_dtype = "float32"
+    config.model.actor.train_layers = 1
+    actor = build_actor(config, CPU)
+    prompt = [{"role": "user", "content": "hi"}]
+    batch = Batch({}, {"prompt": [prompt], "prompt_ids": [prompt_ids(actor.tokenizer, prompt)],
+                       "seed": [1]})  # fmt: skip
+    stop = stop_ids(actor.tokenizer)
+    batch = actor.generate(batch, SamplingParams(max_tokens=4, stop_token_ids=stop))
+    batch = batch.with_columns(response=["yes"])
+    alone = build_reward(config, CPU).score(batch)["score"]
+    reward = build_reward(config, CPU, actor)
+    assert reward.source.engine.prefix.rows is actor.engine.prefix.rows
+    assert torch.allclose(reward.score(batch)["score"], alone, atol=1e-5)
+    assert len(actor.engine.prefix.rows) == 1
+    actor.generate(batch, SamplingParams(max_tokens=4, stop_token_ids=stop))
+    assert len(actor.engine.prefix.rows) == 0
 
 
 def test_critic_without_path_is_the_reward_model(config: Config, tiny_llama: Path) -> None:

@@ -31,7 +31,7 @@ def check(config: Config, stage: str) -> list[str]:
     problems = list(_missing(config, stage))
     warnings = list(_held_out(config))
     if stage == "ppo":
-        for find_problems in (_batches, _lengths, _sampling):
+        for find_problems in (_batches, _lengths, _sampling, _baseline):
             problems += find_problems(config)
         for find_warnings in (_kl, _penalties, _sampling_without_effect, _steps):
             warnings += find_warnings(config)
@@ -108,11 +108,18 @@ def _sampling(config: Config) -> Iterator[str]:
         )
 
 
+def _baseline(config: Config) -> Iterator[str]:
+    if not config.eval.at_start:
+        yield (
+            "eval.at_start=false, but PPO compares with the answers of the start policy; leave it out"
+        )
+
+
 def _held_out(config: Config) -> Iterator[str]:
     if config.data.eval is None:
         yield "data.eval is not set: nothing is evaluated on held-out rows"
-        if _chosen(config.eval, "every") or _chosen(config.eval, "num_prompts"):
-            yield "eval.every and eval.num_prompts have no effect without data.eval"
+        if any(_chosen(config.eval, name) for name in ("every", "at_start", "num_prompts")):
+            yield "eval.every, eval.at_start and eval.num_prompts have no effect without data.eval"
     elif config.data.eval == config.data.train:
         yield "data.eval is the same file as data.train: the evaluation is not held out"
 

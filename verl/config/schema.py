@@ -370,6 +370,12 @@ class Rollout(Section):
         False, description="Never stop before response_length (for benchmarks)."
     )
     max_rows: PositiveInt = Field(64, description="Responses generated at the same time.")
+    trust_logprobs: bool = Field(
+        False,
+        description="Take the sampler's log-probs as the old ones instead of computing them again. "
+        "Exact to rounding where it has the trainer's weights and precision; "
+        "policy/first_ratio_deviation shows the difference.",
+    )
 
 
 Placement = dict[str, Any]
@@ -398,6 +404,11 @@ class Eval(Section):
 
     every: NonNegativeInt = Field(
         20, description="Steps between evaluations; 0: only at both ends."
+    )
+    at_start: bool = Field(
+        True,
+        description="Evaluate before the first step too. PPO always does: those answers are what "
+        "it compares with.",
     )
     num_prompts: PositiveInt = Field(64, description="Held-out prompts (or rows) used.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of the sampled answers.")

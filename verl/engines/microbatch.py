@@ -85,16 +85,20 @@ class ModelInput:
 
 def pack(rows: Rows, device: torch.device) -> ModelInput:
     """Lay the rows end to end in one sequence of shape (1, sum S_i)."""
-    lengths = rows.lengths
-    offsets = torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    positions = torch.cat([torch.arange(length) for length in lengths])
+    offsets = torch.tensor([0, *rows.lengths[:-1]]).cumsum(0)
     index = torch.cat([r + o for r, o in zip(rows.reads, offsets, strict=True)])
-    arguments = {
-        "input_ids": torch.cat(rows.ids)[None].to(device),
-        "position_ids": positions[None].to(device),
-        "packed_lengths": lengths,
-    }
+    arguments = packed_arguments(rows.ids, device)
     return ModelInput(rows.ids, arguments, index.to(device), _labels(rows, device))
+
+
+def packed_arguments(ids: Sequence[Tensor], device: torch.device) -> dict[str, object]:
+    """Model arguments for rows laid end to end; `verl.engines.attention` keeps them apart."""
+    positions = torch.cat([torch.arange(len(row)) for row in ids])
+    return {
+        "input_ids": torch.cat(list(ids))[None].to(device),
+        "position_ids": positions[None].to(device),
+        "packed_lengths": [len(row) for row in ids],
+    }
 
 
 def pad(rows: Rows, device: torch.device, pad_id: int) -> ModelInput:

@@ -3,11 +3,12 @@
 With `train_layers` the embeddings and the lower blocks never change, so within one PPO step old
 log-probs, reference, values and every update epoch would compute the same lower half again. Here a
 row's hidden states after the frozen blocks are kept until `clear`, and only the blocks above run.
-Models whose frozen parts are equal (actor, reference, often the critic) share the rows.
+Models whose frozen parts are equal (actor, reference, often critic and reward model) share the rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verl.engines.microbatch import packed_arguments
 from verl.models.adapters import transformer_blocks
 from verl.models.loading import trunk_of
 
 
 class _Reached(Exception):
     """Raised by a hook to end a forward pass at the first trained block."""
+
+
+class KnownRows:
+    """Hidden states (S, H) of token rows; a row is also known as the start of a longer one.
+
+    In a causal model a token's state depends on the tokens before it alone. So what the reward
+    model computed for an answer with its end-of-turn tokens serves the policy, which reads less.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[bytes, Tensor] = {}
+        #: In order, so that a row is followed by the rows that begin with it.
+        self._keys: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, ids: Tensor) -> Tensor | None:
+        """States of the row `ids` (S,) int64 on the CPU, or None."""
+        key = ids.numpy().tobytes()
+        place = bisect_left(self._keys, key)
+        if place == len(self._keys) or not self._keys[place].startswith(key):
+            return None
+        return self._states[self._keys[place]][: len(ids)]
+
+    def add(self, ids: Tensor, states: Tensor) -> None:
+        """Keep the states of a row."""
+        key = ids.numpy().tobytes()
+        if key not in self._states:
+            insort(self._keys, key)
+        self._states[key] = states
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._states.clear()
+        self._keys.clear()
 
 
 class FrozenPrefix:
@@ -32,12 +70,10 @@ class FrozenPrefix:
         rows: a store to share with a model that has the same frozen tensors; default: a new one.
     """
 
-    def __init__(
-        self, model: nn.Module, depth: int, rows: dict[bytes, Tensor] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, depth: int, rows: KnownRows | None = None) -> None:
         self.trunk = trunk_of(model)
         self.depth = depth
-        self.rows: dict[bytes, Tensor] = {} if rows is None else rows
+        self.rows = KnownRows() if rows is None else rows
         #: Whether the store belongs to another model, which also decides when it is cleared.
         self.shares = rows is not None
         self.blocks = transformer_blocks(model)
@@ -50,17 +86,19 @@ class FrozenPrefix:
 
     def hidden(self, ids: list[Tensor], arguments: dict[str, Any]) -> Tensor:
         """Last hidden states (1, S, H) of packed rows `ids` laid out as `arguments`."""
-        keys = [row.numpy().tobytes() for row in ids]
-        if any(key not in self.rows for key in keys):
-            lower = self._lower(arguments)
-            for key, part in zip(keys, lower[0].split([len(row) for row in ids]), strict=True):
-                self.rows[key] = part
-        below = torch.cat([self.rows[key] for key in keys])[None]
-        return self._upper(below, arguments)
+        missing = [row for row in ids if self.rows.find(row) is None]
+        if missing:
+            lower = self._lower(packed_arguments(missing, self._device()))
+            for row, states in zip(
+                missing, lower.split([len(row) for row in missing]), strict=True
+            ):
+                self.rows.add(row, states)
+        below = torch.cat([states for row in ids if (states := self.rows.find(row)) is not None])
+        return self._upper(below[None], arguments)
 
     @torch.no_grad()
     def _lower(self, arguments: dict[str, Any]) -> Tensor:
-        """Input of the first trained block."""
+        """Input (S, H) of the first trained block."""
         found: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -74,7 +112,10 @@ class FrozenPrefix:
             pass
         finally:
             handle.remove()
-        return found[0].detach()
+        return found[0][0].detach()
+
+    def _device(self) -> torch.device:
+        return self.trunk.get_input_embeddings().weight.device
 
     def _upper(self, below: Tensor, arguments: dict[str, Any]) -> Tensor:
         rest = {name: value for name, value in arguments.items() if name != "input_ids"}

@@ -95,6 +95,8 @@ class TorchEngine:
             return
         if shared and of and (depth < shared.depth or not same_prefix(self.model, of.model, depth)):
             shared = None
+        if shared is None and not self.trainable():
+            return  # alone, a frozen model meets each row once
         prefix = FrozenPrefix(self.model, depth, shared.rows if shared else None)
         if self._prefix_is_exact(prefix):
             self.prefix = prefix

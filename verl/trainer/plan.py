@@ -89,7 +89,10 @@ def _arithmetic(config: Config, stage: str) -> Iterator[str]:
     )
     if data.eval is not None:
         held_out = min(len(provider.eval(kind)), config.eval.num_prompts)
-        yield f"  held out     {data.eval}: {held_out} rows, {_evaluations(config, steps)} times"
+        times = _evaluations(config, steps)
+        yield (
+            f"  held out     {data.eval}: {held_out} rows, {times} time{'s' if times > 1 else ''}"
+        )
     if stage == "ppo":
         yield from _ppo_arithmetic(config, sizes)
     else:
@@ -124,9 +127,9 @@ def step_sizes(rows: int, batch_size: int, steps: int) -> list[int]:
 
 
 def _evaluations(config: Config, steps: int) -> int:
-    """Evaluations of a run: at both ends, and every `eval.every` steps."""
+    """Evaluations of a run: at the end, every `eval.every` steps and, usually, at the start."""
     every = config.eval.every
-    return 2 + ((steps - 1) // every if every else 0)
+    return 1 + int(config.eval.at_start) + ((steps - 1) // every if every else 0)
 
 
 def _roles(config: Config, stage: str) -> Iterator[RolePlan]:

@@ -141,7 +141,11 @@ class PPOTrainer:
         self._require("actor", "critic", "reward_model")
         with self._stage("score"):
             batch = self.reward_model.score(batch.send_to(self.reward_model)).to("cpu")
-        if not self.is_single_on_policy_step(len(batch)):
+        if self.is_single_on_policy_step(len(batch)):
+            pass  # the update itself has them
+        elif self.config.rollout.trust_logprobs:
+            batch = batch.with_columns(old_logprobs=batch["rollout_logprobs"])
+        else:
             with self._stage("old_logprobs"):
                 batch = self.actor.logprobs(
                     batch.send_to(self.actor), self.config.rollout.temperature
@@ -342,7 +346,7 @@ class PPOTrainer:
                 "kl/sequence_mean": float(sequence_kl(k1, mask)),
                 "kl/coef": self.kl_controller.value,
             }
-        if "old_logprobs" in batch:
+        if "entropy" in batch:
             gap = (batch["old_logprobs"] - batch["rollout_logprobs"]).abs()
             self.metrics |= {
                 "policy/entropy": float(masked_mean(batch["entropy"], mask)),

@@ -75,7 +75,7 @@ class PPOTask:
         reference = None
         if config.train.ppo.needs_reference:
             reference = start("ref_policy", lambda device: build_reference(config, device, worker))
-        reward = start("reward_model", lambda device: build_reward(config, device))
+        reward = start("reward_model", lambda device: build_reward(config, device, worker))
         return actor, critic, reference, reward
 
     def _usable(self, rows: RowDataset, tokenizer: Any) -> tuple[list[int], int]:

@@ -168,7 +168,7 @@ class Run:
             Progress(self.total, start_step=self.step, title=self.task.stage) as self.progress,
             StopSignal() as stop,
         ):
-            if not resumed:
+            if not resumed and self.config.eval.at_start:
                 self._evaluate()  # the model that nothing was done to is never the best
             for batch in self.task.loader:
                 metrics = self._train(batch)

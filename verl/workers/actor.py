@@ -99,8 +99,8 @@ class _PolicyLoss:
             if name in mini:
                 self.flat[name] = mini[name].cpu()[mask]
         self.ppo, self.stats, self.first = ppo, stats, first
-        # Without old log-probs nothing has measured the entropy yet.
-        self.needs_entropy = ppo.entropy_coef > 0 or "old_logprobs" not in mini
+        # Without log-probs from the trainer nothing has measured the entropy yet.
+        self.needs_entropy = ppo.entropy_coef > 0 or "entropy" not in mini
 
     def __call__(self, outputs: dict[str, Tensor], index: Tensor) -> Tensor:
         ppo, logprobs = self.ppo, outputs["logprobs"]

@@ -119,12 +119,19 @@ def _adapter_off(actor: ActorWorker) -> Callable[[], AbstractContextManager[Any]
     return lambda: actor.engine.model.disable_adapter()
 
 
-def build_reward(config: Config, device: torch.device) -> RewardWorker:
-    """The learned reward model as a source of scores."""
+def build_reward(
+    config: Config, device: torch.device, actor: ActorWorker | None = None
+) -> RewardWorker:
+    """The learned reward model as a source of scores.
+
+    Frozen lower blocks that equal those of `actor` are computed once for both.
+    """
     section = config.model.reward_model
     loaded = load_reward_model(section)
     loaded.model.requires_grad_(False)
     engine = _engine(config, loaded, device, section.inference_dtype)
+    if actor is not None:
+        engine.reuse_prefix(of=actor.engine)
     return RewardWorker(ModelReward(engine, section.max_length), device)
 
 
