@@ -115,6 +115,7 @@ def test_settings_at_the_very_limit_pass(overrides):
             ["rollout.ignore_eos=true", "train.ppo.missing_eos_penalty=1"],
             "train.ppo.missing_eos_penalty",
         ),
+        (["rollout.trust_logprobs=true", "train.ppo.epochs=1"], "needs no old log-probs"),
         (["data.eval=null"], "data.eval is not set"),
         (["data.eval=train.parquet"], "not held out"),
     ],

@@ -154,6 +154,24 @@ def test_small_head_chunks_give_the_same_gradients(
         assert_same(gradients(engine), expected)
 
 
+def test_an_entropy_that_is_only_measured_leaves_the_gradients_alone(folder_of: FolderOf) -> None:
+    rows, engine = draw_rows(4, LENGTHS), policy(folder_of("llama"))
+    seen: list[Tensor] = []
+
+    def loss(outputs: dict[str, Tensor], index: Tensor) -> Tensor:
+        seen.append(outputs.get("entropy", torch.zeros(())))
+        return -outputs["logprobs"].sum()
+
+    engine.backward(rows, loss)
+    expected = gradients(engine)
+    engine.backward(rows, loss, entropy=True, detach_entropy=True)
+    assert_same(gradients(engine), expected)
+    assert not seen[-1].requires_grad
+    assert (seen[-1] > 0).all()
+    engine.backward(rows, loss, entropy=True)
+    assert seen[-1].requires_grad
+
+
 def test_gradient_checkpointing_gives_the_same_gradients(folder_of: FolderOf) -> None:
     rows = draw_rows(5, LENGTHS)
     loss = policy_term(columns()[0][mask()], "token-mean", torch.empty(0))

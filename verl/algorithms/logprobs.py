@@ -46,7 +46,24 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
     A logit of -inf (a token that cannot be chosen) adds 0 to the value and to the gradient:
     the limit of p log p is 0, while 0 * -inf would be NaN in both passes.
     """
-    logprobs = F.log_softmax(as_float(logits), dim=-1)
+    return _entropy(F.log_softmax(as_float(logits), dim=-1))
+
+
+def logprobs_and_entropy(
+    logits: Tensor, labels: Tensor, temperature: float = 1.0, detach_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs of `labels` and entropies from one softmax, both (...); see above.
+
+    Args:
+        logits, labels, temperature: as in `logprobs_from_logits`.
+        detach_entropy: the entropy is only looked at, so keep nothing for its gradient.
+    """
+    logprobs = F.log_softmax(temper(logits, temperature), dim=-1)
+    chosen = logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return chosen, _entropy(logprobs.detach() if detach_entropy else logprobs)
+
+
+def _entropy(logprobs: Tensor) -> Tensor:
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
     return -(logprobs.exp() * finite).sum(-1)
 

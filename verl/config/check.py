@@ -33,7 +33,7 @@ def check(config: Config, stage: str) -> list[str]:
     if stage == "ppo":
         for find_problems in (_batches, _lengths, _sampling, _baseline):
             problems += find_problems(config)
-        for find_warnings in (_kl, _penalties, _sampling_without_effect, _steps):
+        for find_warnings in (_kl, _penalties, _sampling_without_effect, _steps, _old_logprobs):
             warnings += find_warnings(config)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -197,6 +197,16 @@ def _steps(config: Config) -> Iterator[str]:
         yield (
             f"train.ppo.critic_warmup_steps={warmup} reaches train.total_steps={total}: the actor is never "
             "trained"
+        )
+
+
+def _old_logprobs(config: Config) -> Iterator[str]:
+    ppo = config.train.ppo
+    size = ppo.minibatch_size or config.data.batch_size
+    if config.rollout.trust_logprobs and ppo.epochs == 1 and size == config.data.batch_size:
+        yield (
+            "rollout.trust_logprobs has no effect: with train.ppo.epochs=1 and one mini-batch a step "
+            "needs no old log-probs"
         )
 
 

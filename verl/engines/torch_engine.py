@@ -14,12 +14,13 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from verl.algorithms.logprobs import entropy_from_logits, logprobs_from_logits
+from verl.algorithms.logprobs import logprobs_and_entropy, logprobs_from_logits
 from verl.engines import attention
 from verl.engines.microbatch import ModelInput, Rows, pack, pad, token_plan
 from verl.engines.optimizer import MasterAdamW, StepResult
@@ -135,13 +136,12 @@ class TorchEngine:
                 hidden = self._hidden(self._lay_out(part))
                 labels = torch.cat(part.labels or []).to(self.device)
                 for chunk in _chunks(len(labels)):
-                    logits = self._logits(hidden[chunk])
-                    values[index[chunk]] = logprobs_from_logits(
-                        logits, labels[chunk], temperature
-                    ).cpu()
+                    outputs = _outputs(
+                        self._logits(hidden[chunk]), labels[chunk], temperature, entropy, True
+                    )
+                    values[index[chunk]] = outputs["logprobs"].cpu()
                     if entropies is not None:
-                        tempered = logits / (temperature or 1.0)
-                        entropies[index[chunk]] = entropy_from_logits(tempered).cpu()
+                        entropies[index[chunk]] = outputs["entropy"].cpu()
         return values, entropies
 
     @torch.no_grad()
@@ -162,18 +162,23 @@ class TorchEngine:
         temperature: float = 1.0,
         entropy: bool = False,
         plan: list[list[int]] | None = None,
+        detach_entropy: bool = False,
     ) -> float:
         """Add the gradients of `loss` over all rows; returns the summed loss.
 
         `loss` is called per chunk with `logprobs` (and `entropy`) or `values`, so it must be a sum
         over outputs, divided by counts of the whole optimiser batch. `plan` overrides the cut into
-        micro-batches, for losses that join rows.
+        micro-batches, for losses that join rows. With `detach_entropy` the entropy is only
+        measured and has no gradient, which is cheaper.
         """
         total = 0.0
         for part, index in self._microbatches(rows, plan):
             layout = self._lay_out(part)
             if self.loaded.kind == "causal":
-                total += self._backward_through_head(layout, index, loss, temperature, entropy)
+                outputs = partial(
+                    _outputs, temperature=temperature, entropy=entropy, detach=detach_entropy
+                )
+                total += self._backward_through_head(layout, index, loss, outputs)
             else:
                 value = loss({"values": self._values(layout)}, index)
                 value.backward()
@@ -185,8 +190,7 @@ class TorchEngine:
         layout: ModelInput,
         index: Tensor,
         loss: LossFunction,
-        temperature: float,
-        entropy: bool,
+        outputs: Callable[[Tensor, Tensor], dict[str, Tensor]],
     ) -> float:
         hidden = self._hidden(layout)
         reads = hidden.detach().requires_grad_()
@@ -194,10 +198,7 @@ class TorchEngine:
         total = 0.0
         for chunk in _chunks(len(layout.labels)):
             logits = self._logits(reads[chunk])
-            outputs = {"logprobs": logprobs_from_logits(logits, layout.labels[chunk], temperature)}
-            if entropy:
-                outputs["entropy"] = entropy_from_logits(logits / (temperature or 1.0))
-            value = loss(outputs, index[chunk])
+            value = loss(outputs(logits, layout.labels[chunk]), index[chunk])
             value.backward()
             total += value.item()
         if hidden.requires_grad:
@@ -332,6 +333,16 @@ class TorchEngine:
 
 def _tolerance(dtype: torch.dtype, sample: Tensor) -> float:
     return (1e-4 if dtype == torch.float32 else 3e-2) * float(sample.abs().max())
+
+
+def _outputs(
+    logits: Tensor, labels: Tensor, temperature: float, entropy: bool, detach: bool
+) -> dict[str, Tensor]:
+    """What a chunk's loss is made of."""
+    if not entropy:
+        return {"logprobs": logprobs_from_logits(logits, labels, temperature)}
+    logprobs, spread = logprobs_and_entropy(logits, labels, temperature, detach)
+    return {"logprobs": logprobs, "entropy": spread}
 
 
 def _chunks(count: int) -> Iterator[slice]:

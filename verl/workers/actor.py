@@ -74,7 +74,13 @@ class ActorWorker(TrainedWorker):
             mini = batch.select(part)
             loss = _PolicyLoss(mini, ppo, max_response_length, stats, None if log.losses else first)
             rows = response_rows(mini, with_labels=True)
-            total = self.engine.backward(rows, loss, temperature, entropy=loss.needs_entropy)
+            total = self.engine.backward(
+                rows,
+                loss,
+                temperature,
+                entropy=loss.needs_entropy,
+                detach_entropy=not ppo.entropy_coef,
+            )
             log.take(self.engine, total, lambda part=part: f"step {step}, samples {part[:8]}")
         self.bad_in_a_row = log.bad_in_a_row
         return {**log.metrics("policy"), **_policy_metrics(stats, first)}
