@@ -14,6 +14,13 @@ from pathlib import Path
 GIB = 1024**3
 
 
+def wait_for_turn(takes_turns: bool) -> None:
+    """Before an iteration: tell the driver that it could begin, and wait until it may."""
+    if takes_turns:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
 def current_rss_bytes() -> int:
     """Return the resident memory of this process in bytes (0 where /proc does not exist)."""
     status = Path("/proc/self/statm")

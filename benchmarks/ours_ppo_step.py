@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measure import ResidentMemory, current_rss_bytes, memory_report
+from measure import ResidentMemory, current_rss_bytes, memory_report, wait_for_turn
 
 # The trainer's stages behind each column of the table.
 STAGES = {
@@ -36,6 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=1, help="measured iterations")
     parser.add_argument("--warmup", type=int, default=1, help="iterations before those")
     parser.add_argument("--ppo-epochs", type=int, default=4)
+    parser.add_argument("--turns", action="store_true", help="wait for a line before an iteration")
     return parser.parse_args()
 
 
@@ -127,6 +128,7 @@ def measure(arguments: argparse.Namespace, workload: dict[str, Any]) -> dict[str
         loaded = current_rss_bytes()
         memory.reset()
         for _ in range(steps):
+            wait_for_turn(arguments.turns)
             start = time.perf_counter()
             found = trainer.step(texts)
             iterations.append(stage_seconds(found, time.perf_counter() - start))

@@ -2,7 +2,8 @@
 
 In: the environment of the peer (``peers/trl_setup.sh``) and ours (the Python that runs this file).
 Out: a table of seconds per stage, samples/s, peak memory, ratios and distance from the floor; with
-``--json`` everything as a file. Each side runs alone, in its own process, on the same prompts.
+``--json`` everything as a file. Each side has its own process and the same prompts; the two take
+turns, an iteration each, so that a machine that changes its speed changes it for both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,13 @@ PEER = HERE / "peers" / "trl_ppo_step.py"
 STAGES = ("generation", "scoring", "update")
 QUIET_CORES = 0.1
 
-# What each --dtype runs, in this order: (side, dtype).
+# What each --dtype runs, in this order: groups of (side, dtype) that take turns.
 RUNS = {
-    "float32": [("ours", "float32"), ("trl", "float32")],
-    "default": [("ours", "default"), ("trl", "bfloat16")],
+    "float32": [[("ours", "float32"), ("trl", "float32")]],
+    "default": [[("ours", "default"), ("trl", "bfloat16")]],
     "all": [
-        ("ours", "float32"),
-        ("ours", "default"),
-        ("trl", "float32"),
-        ("trl", "bfloat16"),
+        [("ours", "float32"), ("trl", "float32")],
+        [("ours", "default"), ("trl", "bfloat16")],
     ],
 }
 
@@ -57,6 +57,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="iterations before those")
     parser.add_argument("--ppo-epochs", type=int, default=4)
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="one side after the other, where both do not fit into memory (19 GiB)",
+    )
     parser.add_argument("--workdir", type=Path, default=Path(".cache/bench"))
     parser.add_argument("--peer-venv", type=Path, default=Path(".venv-trl"))
     parser.add_argument("--model", type=Path, help="a Llama folder instead of SmolLM2-135M")
@@ -67,19 +72,24 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def planned_runs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the (side, dtype) pairs to run.
+def planned_runs(arguments: argparse.Namespace) -> list[list[tuple[str, str]]]:
+    """Return groups of (side, dtype); those of a group take turns.
 
     Raises:
         SystemExit: a side cannot run; said before anything slow starts.
     """
-    runs = [
-        (side, dtype)
-        for side, dtype in RUNS[arguments.dtype]
-        if not (arguments.ours_only and side != "ours")
-        and not (arguments.peer_only and side == "ours")
+    groups = [
+        [
+            (side, dtype)
+            for side, dtype in group
+            if not (arguments.ours_only and side != "ours")
+            and not (arguments.peer_only and side == "ours")
+        ]
+        for group in RUNS[arguments.dtype]
     ]
-    sides = {side for side, _ in runs}
+    if arguments.apart:
+        groups = [[run] for group in groups for run in group]
+    sides = {side for group in groups for side, _ in group}
     if "ours" in sides and not OURS.is_file():
         raise SystemExit(
             f"ppo_step: our side is missing: {OURS} does not exist, so there is nothing to compare "
@@ -91,7 +101,7 @@ def planned_runs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
             f" Make it with: bash benchmarks/peers/trl_setup.sh {arguments.peer_venv}\n"
             "or run our side alone with --ours-only."
         )
-    return runs
+    return groups
 
 
 def peer_python(arguments: argparse.Namespace) -> Path:
@@ -99,46 +109,87 @@ def peer_python(arguments: argparse.Namespace) -> Path:
     return arguments.peer_venv / "bin" / "python"
 
 
-def call(command: list[str | Path], log: Path, threads: int) -> str:
-    """Run a command to its end and return its last line of output; its messages go to ``log``.
+class Program:
+    """A running script; its messages go to `log`, and its last line of output is its result.
 
     Raises:
-        SystemExit: it failed; shows the end of its messages.
+        SystemExit: from `advance`, when it failed; shows the end of its messages.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with log.open("w", encoding="utf-8") as messages:
-        done = subprocess.run(
-            [str(part) for part in command],
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            env=environment,
-            text=True,
-            check=False,
-        )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        shown = "\n".join(log.read_text(encoding="utf-8").splitlines()[-15:])
-        raise SystemExit(
-            f"ppo_step: exit status {done.returncode} of: {' '.join(map(str, command))}\n"
-            f"{shown}\n(all messages: {log})"
-        )
-    return lines[-1]
+
+    def __init__(self, command: list[str | Path], log: Path, threads: int) -> None:
+        self.command, self.log, self.last_line = [str(part) for part in command], log, ""
+        with log.open("w", encoding="utf-8") as messages:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+                text=True,
+            )
+
+    def advance(self) -> bool:
+        """Let it make an iteration; whether it is ready for another one."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        return self.is_ready()
+
+    def is_ready(self) -> bool:
+        """Wait for its next "ready" (True) or its end (False)."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == "ready":
+                return True
+            self.last_line = line.strip() or self.last_line
+        if self.process.wait() != 0 or not self.last_line:
+            shown = "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-15:])
+            raise SystemExit(
+                f"ppo_step: exit status {self.process.returncode} of: {' '.join(self.command)}\n"
+                f"{shown}\n(all messages: {self.log})"
+            )
+        return False
 
 
-def run_side(
-    side: str, dtype: str, workload: Path, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Run one side alone and return its JSON line with the load of others beside it."""
-    python, script = (sys.executable, OURS) if side == "ours" else (peer_python(arguments), PEER)
-    command: list[str | Path] = [python, script, "--workload", workload, "--dtype", dtype]
-    for option in ("iterations", "warmup", "ppo_epochs"):
-        command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
-    print(f"running {side} {dtype} ...", file=sys.stderr, flush=True)
+def call(command: list[str | Path], log: Path, threads: int) -> str:
+    """Run a command to its end and return its last line of output."""
+    program = Program(command, log, threads)
+    try:
+        program.is_ready()
+    finally:
+        program.process.kill()
+    return program.last_line
+
+
+def run_group(
+    group: list[tuple[str, str]], workload: Path, arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Run sides in turns, an iteration each; their JSON lines with the load of others beside them."""
     load = OtherLoad.start()
-    log = arguments.workdir / f"{side}-{dtype}.log"
-    result = json.loads(call(command, log, arguments.threads))
-    result["other_load_cores"] = load.cores()
-    return result
+    programs: list[Program] = []
+    try:
+        for side, dtype in group:
+            python, script = (
+                (sys.executable, OURS) if side == "ours" else (peer_python(arguments), PEER)
+            )
+            command: list[str | Path] = [python, script, "--workload", workload, "--dtype", dtype]
+            for option in ("iterations", "warmup", "ppo_epochs"):
+                command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
+            print(f"running {side} {dtype} ...", file=sys.stderr, flush=True)
+            log = arguments.workdir / f"{side}-{dtype}.log"
+            programs.append(Program([*command, "--turns"], log, arguments.threads))
+            programs[-1].is_ready()  # loaded
+        running = list(programs)
+        while running:
+            running = [program for program in running if program.advance()]
+    finally:
+        for program in programs:
+            program.process.kill()
+    results = [json.loads(program.last_line) for program in programs]
+    for result in results:
+        result["other_load_cores"] = load.cores()
+    return results
 
 
 def summarise(result: dict[str, Any], rates: dict, operations: dict, samples: int) -> None:
@@ -227,6 +278,17 @@ def describe(report: dict[str, Any]) -> str:
     )
 
 
+def turn_ratios(results: list[dict[str, Any]]) -> list[str]:
+    """Return, per pair that took turns, how many times faster we were in each turn."""
+    lines = []
+    for ours, peer in zip(results[0::2], results[1::2], strict=False):
+        if (ours["side"], peer["side"]) == ("ours", "trl"):
+            pairs = zip(ours["iterations"], peer["iterations"], strict=True)
+            turns = ", ".join(f"{b['total'] / a['total']:.2f}" for a, b in pairs)
+            lines.append(f"× speed of {name_of(peer)} by {name_of(ours)}, turn by turn: {turns}")
+    return lines
+
+
 def noise_warnings(results: list[dict[str, Any]]) -> list[str]:
     """Return a line for every side that other programs disturbed."""
     return [
@@ -238,11 +300,11 @@ def noise_warnings(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Prepare, measure the machine, run the sides one after the other, print and save."""
-    # Ended from outside, the running side must end too: subprocess.run kills it on an exception.
+    """Prepare, measure the machine, run the sides, print and save."""
+    # Ended from outside, the running sides must end too: they are killed on an exception.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = parse_arguments()
-    runs = planned_runs(arguments)
+    groups = planned_runs(arguments)
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     logs, threads = arguments.workdir, arguments.threads
 
@@ -271,15 +333,15 @@ def main() -> None:
         "results": [],
     }
     results = report["results"]
-    for side, dtype in runs:
-        result = run_side(side, dtype, workload_path, arguments)
-        summarise(result, measured["rates"], operations, len(content["prompts"]))
-        results.append(result)
+    for group in groups:
+        for result in run_group(group, workload_path, arguments):
+            summarise(result, measured["rates"], operations, len(content["prompts"]))
+            results.append(result)
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
     print(describe(report), results_table(results), floor_table(results), sep="\n\n")
-    for line in noise_warnings(results):
+    for line in [*turn_ratios(results), *noise_warnings(results)]:
         print(line)
 
 

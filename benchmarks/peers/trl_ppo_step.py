@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-from measure import ResidentMemory, current_rss_bytes, memory_report
+from measure import ResidentMemory, current_rss_bytes, memory_report, wait_for_turn
 
 
 @dataclass
@@ -35,6 +35,8 @@ class StageClock:
     scoring is what lies between: log-probs, reference, values, rewards and advantages.
     """
 
+    planned: int
+    takes_turns: bool = False
     started: float = 0.0
     generation: float = 0.0
     generated_at: float = 0.0
@@ -43,7 +45,8 @@ class StageClock:
     generated: list[dict[str, int]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Start the first iteration."""
+        """Start an iteration."""
+        wait_for_turn(self.takes_turns)
         self.started = time.perf_counter()
 
     def note(self, stage: str, seconds: float) -> None:
@@ -96,7 +99,9 @@ class StageClock:
                 "update": now - self.update_at,
             }
         )
-        self.started, self.update_at = now, None
+        self.update_at = None
+        if len(self.iterations) < self.planned:
+            self.begin()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -113,6 +118,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="iterations before those")
     parser.add_argument("--ppo-epochs", type=int, default=4)
     parser.add_argument("--micro-batch", type=int, default=16)
+    parser.add_argument("--turns", action="store_true", help="wait for a line before an iteration")
     return parser.parse_args()
 
 
@@ -197,7 +203,7 @@ def measure(arguments: argparse.Namespace, workload: dict) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl.experimental.ppo import ppo_trainer
 
-    clock = StageClock()
+    clock = StageClock(arguments.warmup + arguments.iterations, arguments.turns)
     logged: list[dict[str, float]] = []
 
     with tempfile.TemporaryDirectory() as output, ResidentMemory() as memory:

@@ -166,6 +166,18 @@ def test_a_longer_row_of_another_model_serves_a_shorter_one(tiny_llama: Path) ->
     assert torch.allclose(shared, alone, atol=1e-6)
 
 
+def test_equal_frozen_tensors_lie_in_memory_once(tiny_llama: Path) -> None:
+    engine, other = engine_of(tiny_llama), engine_of(tiny_llama)
+    whole, _ = other.logprobs(some_rows(), 1.0)
+    engine.reuse_prefix()
+    other.reuse_prefix(of=engine)
+    pairs = list(zip(engine.model.parameters(), other.model.parameters(), strict=True))
+    assert {a.requires_grad for a, _ in pairs} == {True, False}
+    for ours, theirs in pairs:
+        assert (ours.data_ptr() == theirs.data_ptr()) == (not ours.requires_grad)
+    assert torch.allclose(other.logprobs(some_rows(), 1.0)[0], whole, atol=1e-6)
+
+
 def test_a_frozen_model_alone_keeps_no_rows(tiny_llama: Path) -> None:
     engine = engine_of(tiny_llama)
     engine.model.requires_grad_(False)

@@ -146,14 +146,23 @@ def frozen_depth(model: nn.Module) -> int:
 
 def same_prefix(one: nn.Module, other: nn.Module, depth: int) -> bool:
     """Whether embeddings and the first `depth` blocks of two models hold the same numbers."""
-    parts = [
-        [model.get_input_embeddings(), *transformer_blocks(model)[:depth]] for model in (one, other)
-    ]
-    tensors = [[p for part in side for p in part.parameters()] for side in parts]
-    return len(tensors[0]) == len(tensors[1]) and all(
+    ours, theirs = _lower_parameters(one, depth), _lower_parameters(other, depth)
+    return len(ours) == len(theirs) and all(
         a.device == b.device and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-        for a, b in zip(*tensors, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def share_prefix(one: nn.Module, other: nn.Module, depth: int) -> None:
+    """Give `one` the memory of `other` for what `same_prefix` found equal; both stay frozen."""
+    pairs = zip(_lower_parameters(one, depth), _lower_parameters(other, depth), strict=True)
+    for mine, theirs in pairs:
+        mine.data = theirs.data
+
+
+def _lower_parameters(model: nn.Module, depth: int) -> list[nn.Parameter]:
+    parts = [model.get_input_embeddings(), *transformer_blocks(model)[:depth]]
+    return [parameter for part in parts for parameter in part.parameters()]
 
 
 def _place_of(trunk: nn.Module, blocks: nn.ModuleList) -> tuple[nn.Module, str]:

@@ -24,7 +24,7 @@ from verl.algorithms.logprobs import logprobs_and_entropy, logprobs_from_logits
 from verl.engines import attention
 from verl.engines.microbatch import ModelInput, Rows, pack, pad, token_plan
 from verl.engines.optimizer import MasterAdamW, StepResult
-from verl.engines.prefix import FrozenPrefix, frozen_depth, same_prefix
+from verl.engines.prefix import FrozenPrefix, frozen_depth, same_prefix, share_prefix
 from verl.errors import ModelError
 from verl.models.loading import LoadedModel, head_of, safe_pad_id, trunk_of
 
@@ -86,7 +86,7 @@ class TorchEngine:
         nothing where no block is frozen, or where running in two parts is not exact.
 
         Args:
-            of: an engine whose rows are shared if its frozen part is the same.
+            of: an engine whose rows and frozen tensors are shared if its frozen part is the same.
         """
         if not self.packs or self.offload:
             return
@@ -94,7 +94,9 @@ class TorchEngine:
         depth = min(frozen_depth(self.model), shared.depth if shared else 10**9)
         if depth == 0:
             return
-        if shared and of and (depth < shared.depth or not same_prefix(self.model, of.model, depth)):
+        if shared and of and depth == shared.depth and same_prefix(self.model, of.model, depth):
+            share_prefix(self.model, of.model, depth)
+        else:
             shared = None
         if shared is None and not self.trainable():
             return  # alone, a frozen model meets each row once
